@@ -1,0 +1,1 @@
+"""Runs fleets: the local one (`deploy.local`), the demo, the containers."""

@@ -1,0 +1,335 @@
+"""The Redis Functions of the contract: loading them, and one typed builder per function.
+
+A builder returns a `Call`; `run` sends it, loads the libraries when the server does not know them
+(first start, failover, flush) and retries once. Meaning, cost and return value of each function are
+in the header above its Lua source.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from redis.exceptions import ResponseError
+
+from indexer.contract import keys
+from indexer.contract.identifiers import BlockHash, FleetId, RouterId, SlotIndex
+from indexer.contract.limits import (
+    BLOCK_HASH_BYTES,
+    BLOCKS_PER_LOOKUP_MAX,
+    BLOCKS_PER_WRITE_MAX,
+    CANDIDATES_PER_RESERVE_MAX,
+    DIRECTORY_TTL_S,
+    INSTANCE_LEASE_TTL_S,
+    ROUTER_LEASE_TTL_S,
+    SLOTS_PER_PARTITION_MAX,
+)
+from indexer.contract.records import FleetCounters, FleetRecord, SlotFlag
+
+LIBRARIES: Final = ("index_v1.lua", "fleet_v1.lua")
+LEDGER_TTL_S: Final = 2 * DIRECTORY_TTL_S
+"""A ledger outlives the counters it has booked on, so it is reaped, never merely forgotten."""
+
+CANDIDATE: Final = np.dtype(
+    [("slot", "<u2"), ("generation", "<u4"), ("new_prefill_tokens", "<u4")], align=False
+)
+CANDIDATE_STATE: Final = np.dtype([("queued_prefill_tokens", "<u4"), ("batch_size", "<u4")])
+RESERVATION: Final = struct.Struct("<HIIB")
+"""slot, generation, prefill tokens still queued, state (0 prefill, 1 decode)"""
+
+assert CANDIDATE.itemsize == 10, CANDIDATE.itemsize
+assert RESERVATION.size == 11, RESERVATION.size
+
+
+class RedisClient(Protocol):
+    """What is needed of a redis-py asyncio client (single server or cluster)."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One function call, ready to send."""
+
+    function: str
+    keys: tuple[str, ...]
+    args: tuple[bytes | str | int | float, ...]
+    read_only: bool = False
+
+    def command(self) -> tuple[bytes | str | int | float, ...]:
+        """The whole command, for a client or a pipeline."""
+        verb = "FCALL_RO" if self.read_only else "FCALL"
+        return (verb, self.function, len(self.keys), *self.keys, *self.args)
+
+
+def library_text(name: str) -> str:
+    """Source of one library."""
+    return resources.files("indexer.contract").joinpath(name).read_text()
+
+
+async def load(redis: RedisClient) -> None:
+    """Load or replace both libraries; loading identical text again changes nothing."""
+    for name in LIBRARIES:
+        await redis.execute_command("FUNCTION", "LOAD", "REPLACE", library_text(name))
+
+
+async def run(redis: RedisClient, call: Call) -> Any:
+    """Send a call; raises what redis-py raises. The caller sets the deadline."""
+    try:
+        return await redis.execute_command(*call.command())
+    except ResponseError as error:
+        if not is_missing(error):
+            raise
+    await load(redis)
+    return await redis.execute_command(*call.command())
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether a server answered that it does not know the function."""
+    return "function not found" in str(error).lower()
+
+
+# -- the index of one partition -------------------------------------------------------------------
+
+
+def lookup(fleet: FleetRecord, partition: int, hashes: bytes) -> Call:
+    """Leading blocks of a chain held by each instance of a partition; see `depths`."""
+    count = len(hashes) // BLOCK_HASH_BYTES
+    assert count <= BLOCKS_PER_LOOKUP_MAX, count
+    anchor = keys.partition(fleet.fleet_id, partition)
+    return Call("ts1_lookup", (anchor,), (fleet.bucket_bits, hashes), read_only=True)
+
+
+def depths(reply: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
+    """Write a lookup's reply into an array of leading blocks per local slot.
+
+    Args:
+        reply: what `lookup` returned.
+        out: shape (slots of the partition,), zeroed by the caller.
+    """
+    for depth, holders in zip(reply[::2], reply[1::2], strict=True):
+        slots = np.frombuffer(holders, np.uint8)
+        if len(holders) == SLOTS_PER_PARTITION_MAX // 8:
+            slots = np.flatnonzero(np.unpackbits(slots, bitorder="little"))
+        out[slots[slots < len(out)]] = depth
+
+
+def _write(
+    function: str, fleet: FleetRecord, slot: SlotIndex, generation: int, hashes: Sequence[BlockHash]
+) -> Call:
+    assert len(hashes) <= BLOCKS_PER_WRITE_MAX, len(hashes)
+    partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
+    anchor = keys.partition(fleet.fleet_id, partition)
+    return Call(function, (anchor,), (fleet.bucket_bits, local, generation, b"".join(hashes)))
+
+
+def store(
+    fleet: FleetRecord, slot: SlotIndex, generation: int, hashes: Sequence[BlockHash]
+) -> Call:
+    """Publish blocks of an instance, parents before children."""
+    return _write("ts1_store", fleet, slot, generation, hashes)
+
+
+def remove(
+    fleet: FleetRecord, slot: SlotIndex, generation: int, hashes: Sequence[BlockHash]
+) -> Call:
+    """Take published blocks of an instance back, children before parents."""
+    return _write("ts1_remove", fleet, slot, generation, hashes)
+
+
+def open_slot(fleet: FleetId, slot: SlotIndex, generation: int) -> Call:
+    """Let a generation of a slot write to the index."""
+    partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
+    return Call("ts1_open", (keys.partition(fleet, partition),), (local, generation))
+
+
+def sweep(fleet: FleetId, slot: SlotIndex, first_bucket: int, buckets: int) -> Call:
+    """Take a closed slot out of a run of buckets."""
+    partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
+    return Call("ts1_sweep", (keys.partition(fleet, partition),), (local, first_bucket, buckets))
+
+
+# -- membership and counters ----------------------------------------------------------------------
+
+
+def create(fleet: FleetRecord) -> Call:
+    """Found a fleet, or learn what it is; see `fleet_record`."""
+    return Call(
+        "ts1_create",
+        (keys.fleet(fleet.fleet_id), keys.counters(fleet.fleet_id)),
+        (
+            fleet.model_scope,
+            fleet.block_size_tokens,
+            fleet.partitions,
+            fleet.bucket_bits,
+            fleet.epoch.to_bytes(8, "little"),
+            DIRECTORY_TTL_S,
+        ),
+    )
+
+
+def fleet_record(fleet: FleetId, reply: Sequence[Any]) -> FleetRecord:
+    """Decode what `create` returned, or the same five fields read with HMGET."""
+    scope, block_size_tokens, partitions, bucket_bits, epoch = reply
+    return FleetRecord(
+        fleet_id=fleet,
+        model_scope=scope.decode(),
+        block_size_tokens=int(block_size_tokens),
+        partitions=int(partitions),
+        bucket_bits=int(bucket_bits),
+        epoch=int.from_bytes(epoch, "little"),
+    )
+
+
+def join(fleet: FleetId, record: bytes) -> Call:
+    """Take a slot for an instance; record from `InstanceRecord.encode`."""
+    return Call(
+        "ts1_join",
+        (keys.fleet(fleet), keys.counters(fleet), keys.instances(fleet)),
+        (record, INSTANCE_LEASE_TTL_S, DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """What an engine's metrics say about one instance."""
+
+    running_count: int
+    waiting_count: int
+    kv_usage_ratio: float  # 0..1
+
+
+def heartbeat(
+    fleet: FleetRecord,
+    slot: SlotIndex,
+    generation: int,
+    *,
+    state: SlotFlag = SlotFlag(0),
+    counters: EngineCounters | None,
+) -> Call:
+    """Renew an instance's lease and publish its counters."""
+    args: tuple[bytes | str | int | float, ...] = (
+        slot,
+        generation,
+        fleet.epoch.to_bytes(8, "little"),
+        INSTANCE_LEASE_TTL_S,
+        DIRECTORY_TTL_S,
+        int(state),
+    )
+    if counters is not None:
+        kv_usage_millionths = round(counters.kv_usage_ratio * 1_000_000)
+        args += (counters.running_count, counters.waiting_count, kv_usage_millionths)
+    key = fleet.fleet_id
+    return Call("ts1_heartbeat", (keys.fleet(key), keys.counters(key), keys.instances(key)), args)
+
+
+def announce(fleet: FleetId, slot: SlotIndex, generation: int, record: bytes) -> Call:
+    """Replace an instance's record."""
+    return Call(
+        "ts1_announce", (keys.counters(fleet), keys.instances(fleet)), (slot, generation, record)
+    )
+
+
+def close(fleet: FleetId, slot: SlotIndex, generation: int, grace_s: float) -> Call:
+    """Stop using a slot; grace_s -1 for one's own, else how long its lease must have been dead."""
+    return Call("ts1_close", (keys.counters(fleet),), (slot, generation, grace_s))
+
+
+def free(fleet: FleetId, slot: SlotIndex, generation: int) -> Call:
+    """Hand a closed and swept slot out again."""
+    return Call("ts1_free", (keys.counters(fleet), keys.instances(fleet)), (slot, generation))
+
+
+def read(fleet: FleetId) -> Call:
+    """The counters of the whole fleet; see `fleet_counters`."""
+    return Call("ts1_read", (keys.counters(fleet),), (), read_only=True)
+
+
+def fleet_counters(reply: Sequence[Any]) -> FleetCounters | None:
+    """Decode what `read` returned; None when the fleet has no counters.
+
+    Raises:
+        ValueError: the bytes are not counters of this schema version.
+    """
+    seconds, microseconds, raw = reply
+    if not raw:
+        return None
+    return FleetCounters.decode(raw, int(seconds) + int(microseconds) / 1e6)
+
+
+# -- reservations ---------------------------------------------------------------------------------
+
+
+def _books(fleet: FleetId, router: RouterId) -> tuple[str, str, str]:
+    return keys.counters(fleet), keys.routers(fleet), keys.ledger(fleet, router)
+
+
+def register(fleet: FleetId, router: RouterId, *, begin: bool) -> Call:
+    """Begin or renew a router's lease."""
+    return Call(
+        "ts1_register",
+        (keys.routers(fleet), keys.ledger(fleet, router)),
+        (router, ROUTER_LEASE_TTL_S, LEDGER_TTL_S, int(begin)),
+    )
+
+
+def reserve(
+    fleet: FleetId,
+    router: RouterId,
+    sequence: int,
+    candidates: npt.NDArray[np.void],
+    *,
+    choice: int = -1,
+    expected_requests: int = -1,
+) -> Call:
+    """Choose and book in one step.
+
+    Args:
+        fleet: the fleet.
+        router: this router's registration.
+        sequence: number of the request, unique within the registration.
+        candidates: dtype CANDIDATE, equals in order of preference.
+        choice: index of the only acceptable candidate; -1 lets the function take the least product.
+        expected_requests: what was reserved on the choice when it was made; -1 for any.
+    """
+    assert 0 < len(candidates) <= CANDIDATES_PER_RESERVE_MAX, len(candidates)
+    return Call(
+        "ts1_reserve",
+        _books(fleet, router),
+        (router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice, expected_requests),
+    )
+
+
+def prefilled(fleet: FleetId, router: RouterId, sequence: int) -> Call:
+    """The request's prefill has ended."""
+    return Call("ts1_prefilled", _books(fleet, router), (router, sequence.to_bytes(8, "little")))
+
+
+def release(fleet: FleetId, router: RouterId, sequence: int) -> Call:
+    """The request has ended."""
+    args = (router, sequence.to_bytes(8, "little"), LEDGER_TTL_S)
+    return Call("ts1_release", _books(fleet, router), args)
+
+
+def sync(
+    fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombstones: bool
+) -> Call:
+    """Make the ledger say what its router says.
+
+    Args:
+        fleet: the fleet.
+        router: this router's registration.
+        reservations: 19 bytes each: sequence as little-endian u64, then RESERVATION.
+        forget_tombstones: no reserve given up before TOMBSTONE_GENERATIONS renewals can still land.
+    """
+    args = (router, reservations, LEDGER_TTL_S, int(forget_tombstones))
+    return Call("ts1_sync", _books(fleet, router), args)
+
+
+def reap(fleet: FleetId, router: RouterId | None = None) -> Call:
+    """Take back what a dead router (None: whichever lease is dead) or a leaving one has reserved."""
+    prefix = keys.ledger(fleet, RouterId(""))
+    return Call("ts1_reap", (keys.counters(fleet), keys.routers(fleet)), (prefix, router or ""))

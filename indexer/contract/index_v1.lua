@@ -1,0 +1,197 @@
+#!lua name=ts1_index
+-- The prefix-block index of one partition.
+--
+-- Anchor key KEYS[1] = keys.partition(): HASH, local slot -> generation that may write.
+-- Bucket key         = KEYS[1] .. ':' .. b, b = first `bits` bits of the block hash: HASH,
+--                      block hash (8 bytes) -> holders.
+-- Holders            = up to 31 local slots as sorted bytes, or a 32-byte bitmap (bit 0 of byte 0 is
+--                      slot 0) for more; canonical, so equal sets are equal strings.
+
+local HASH = 8
+local LIST_MAX = 31
+
+local function bucket_divisor(bits)
+  return 2 ^ (32 - tonumber(bits))
+end
+
+local function bucket_key(prefix, hash, divisor)
+  return prefix .. string.format('%d', math.floor(struct.unpack('>I4', hash) / divisor))
+end
+
+local function holders_add(holders, slot)
+  if #holders <= LIST_MAX then
+    local at = #holders + 1
+    for i = 1, #holders do
+      local held = string.byte(holders, i)
+      if held == slot then return holders end
+      if held > slot then at = i break end
+    end
+    local list = string.sub(holders, 1, at - 1) .. string.char(slot) .. string.sub(holders, at)
+    if #list <= LIST_MAX then return list end
+    local bytes = {}
+    for i = 1, 32 do bytes[i] = 0 end
+    for i = 1, #list do
+      local held = string.byte(list, i)
+      local k = math.floor(held / 8) + 1
+      bytes[k] = bit.bor(bytes[k], bit.lshift(1, held % 8))
+    end
+    return string.char(unpack(bytes))
+  end
+  local k = math.floor(slot / 8) + 1
+  local byte = bit.bor(string.byte(holders, k), bit.lshift(1, slot % 8))
+  return string.sub(holders, 1, k - 1) .. string.char(byte) .. string.sub(holders, k + 1)
+end
+
+local function holders_remove(holders, slot)
+  if #holders <= LIST_MAX then
+    for i = 1, #holders do
+      if string.byte(holders, i) == slot then
+        return string.sub(holders, 1, i - 1) .. string.sub(holders, i + 1)
+      end
+    end
+    return holders
+  end
+  local list = {}
+  for i = 0, 255 do
+    local byte = string.byte(holders, math.floor(i / 8) + 1)
+    if i ~= slot and bit.band(byte, bit.lshift(1, i % 8)) ~= 0 then list[#list + 1] = i end
+  end
+  if #list <= LIST_MAX then return string.char(unpack(list)) end
+  local k = math.floor(slot / 8) + 1
+  local byte = bit.band(string.byte(holders, k), bit.bnot(bit.lshift(1, slot % 8)))
+  return string.sub(holders, 1, k - 1) .. string.char(byte) .. string.sub(holders, k + 1)
+end
+
+-- lookup: how many leading blocks of a chain each instance of the partition holds.
+-- KEYS[1] anchor; ARGV[1] bucket bits, ARGV[2] hashes of the chain, concatenated.
+-- Returns {depth, holders, depth, holders, ...} by rising depth: the holders whose depth is at least
+-- that; the sets are nested because the published index is prefix-closed.
+-- Cost: O(log n + c log n) field reads for n blocks and c distinct depths; n <= BLOCKS_PER_LOOKUP_MAX.
+local function lookup(keys, args)
+  local prefix, divisor, hashes = keys[1] .. ':', bucket_divisor(args[1]), args[2]
+  local n = math.floor(#hashes / HASH)
+  local seen = {}
+  local function holders_at(k)
+    local known = seen[k]
+    if known == nil then
+      local hash = string.sub(hashes, (k - 1) * HASH + 1, k * HASH)
+      known = redis.call('HGET', bucket_key(prefix, hash, divisor), hash) or ''
+      seen[k] = known
+    end
+    return known
+  end
+
+  local out = {}
+  -- Everything strictly between two positions with equal holders holds the same; only intervals
+  -- whose ends differ are divided.
+  local function changes(low, low_holders, high, high_holders)
+    if low_holders == high_holders then return end
+    if high - low == 1 then
+      if low > 0 then
+        out[#out + 1] = low
+        out[#out + 1] = low_holders
+      end
+      return
+    end
+    local middle = math.floor((low + high) / 2)
+    local middle_holders = holders_at(middle)
+    changes(low, low_holders, middle, middle_holders)
+    changes(middle, middle_holders, high, high_holders)
+  end
+
+  local low, low_holders, high = 0, nil, 1
+  while low < n do
+    if high > n then high = n end
+    local high_holders = holders_at(high)
+    changes(low, low_holders, high, high_holders)
+    low, low_holders = high, high_holders
+    if high_holders == '' then return out end
+    high = high * 2
+  end
+  if n > 0 then
+    out[#out + 1] = n
+    out[#out + 1] = low_holders
+  end
+  return out
+end
+
+-- Both writes below: KEYS[1] anchor; ARGV[1] bucket bits, ARGV[2] local slot, ARGV[3] generation,
+-- ARGV[4] hashes, concatenated. Return 1, or 0 when this generation may not write (the slot was
+-- swept or the data was lost). Applying one again is harmless.
+-- Cost: O(hashes), at most BLOCKS_PER_WRITE_MAX of them.
+
+-- store: one instance holds these blocks; parents before children.
+local function store(keys, args)
+  if redis.call('HGET', keys[1], args[2]) ~= args[3] then return 0 end
+  local prefix, divisor, slot = keys[1] .. ':', bucket_divisor(args[1]), tonumber(args[2])
+  local mine, hashes = string.char(slot), args[4]
+  for i = 1, #hashes, HASH do
+    local hash = string.sub(hashes, i, i + HASH - 1)
+    local key = bucket_key(prefix, hash, divisor)
+    if redis.call('HSETNX', key, hash, mine) == 0 then
+      local holders = redis.call('HGET', key, hash)
+      local after = holders_add(holders, slot)
+      if after ~= holders then redis.call('HSET', key, hash, after) end
+    end
+  end
+  return 1
+end
+
+-- remove: one instance holds these blocks no more; children before parents.
+local function remove(keys, args)
+  if redis.call('HGET', keys[1], args[2]) ~= args[3] then return 0 end
+  local prefix, divisor, slot = keys[1] .. ':', bucket_divisor(args[1]), tonumber(args[2])
+  local mine, hashes = string.char(slot), args[4]
+  for i = 1, #hashes, HASH do
+    local hash = string.sub(hashes, i, i + HASH - 1)
+    local key = bucket_key(prefix, hash, divisor)
+    local holders = redis.call('HGET', key, hash)
+    if holders == mine then
+      redis.call('HDEL', key, hash)
+    elseif holders then
+      redis.call('HSET', key, hash, holders_remove(holders, slot))
+    end
+  end
+  return 1
+end
+
+-- open: let a generation of a slot write.
+-- KEYS[1] anchor; ARGV[1] local slot, ARGV[2] generation. Returns 1, or 0 for an older generation.
+local function open(keys, args)
+  local present = tonumber(redis.call('HGET', keys[1], args[1]) or '0')
+  if present > tonumber(args[2]) then return 0 end
+  redis.call('HSET', keys[1], args[1], args[2])
+  return 1
+end
+
+-- sweep: take one slot out of a run of buckets; the first call also ends the slot's right to write.
+-- KEYS[1] anchor; ARGV[1] local slot, ARGV[2] first bucket, ARGV[3] buckets (<=
+-- SWEEP_BUCKETS_PER_CALL_MAX). Returns the number of blocks it was taken from. O(fields read).
+local function sweep(keys, args)
+  local slot, first, count = tonumber(args[1]), tonumber(args[2]), tonumber(args[3])
+  redis.call('HDEL', keys[1], args[1])
+  local taken = 0
+  for b = first, first + count - 1 do
+    local key = keys[1] .. ':' .. string.format('%d', b)
+    local pairs_ = redis.call('HGETALL', key)
+    for i = 1, #pairs_, 2 do
+      local after = holders_remove(pairs_[i + 1], slot)
+      if after ~= pairs_[i + 1] then
+        taken = taken + 1
+        if after == '' then
+          redis.call('HDEL', key, pairs_[i])
+        else
+          redis.call('HSET', key, pairs_[i], after)
+        end
+      end
+    end
+  end
+  return taken
+end
+
+redis.register_function{function_name='ts1_lookup', callback=lookup, flags={'no-writes'}}
+redis.register_function{function_name='ts1_store', callback=store}
+redis.register_function{function_name='ts1_open', callback=open}
+-- What frees memory runs also when the server is at its limit.
+redis.register_function{function_name='ts1_remove', callback=remove, flags={'allow-oom'}}
+redis.register_function{function_name='ts1_sweep', callback=sweep, flags={'allow-oom'}}

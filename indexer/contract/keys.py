@@ -1,0 +1,62 @@
+"""The only place where a Redis key is spelled.
+
+Every key carries the schema version and one hash tag. `{F}` is the fleet's tag (record, counters,
+leases, ledgers), `{F:p}` is the tag of index partition p. A function receives an anchor key of its
+tag and derives the rest from it, so a call never leaves its slot on Redis Cluster.
+"""
+
+import xxhash
+
+from indexer.contract.identifiers import FleetId, RouterId
+from indexer.contract.limits import SCHEMA_VERSION
+
+PREFIX = f"ts{SCHEMA_VERSION}:"
+
+
+def fleet_id(model_scope: str) -> FleetId:
+    """Derive the fleet's identity from its model scope (the primary served model name)."""
+    return FleetId(xxhash.xxh3_64_hexdigest(model_scope.encode(), seed=SCHEMA_VERSION))
+
+
+def directory() -> str:
+    """SET of the fleet ids that have or recently had instances."""
+    return f"{PREFIX}fleets"
+
+
+def fleet(fleet: FleetId) -> str:
+    """HASH: the fleet record. Also the anchor of every fleet function."""
+    return f"{PREFIX}{{{fleet}}}:fleet"
+
+
+def counters(fleet: FleetId) -> str:
+    """STRING: header and one packed record per slot (`records.py`)."""
+    return f"{PREFIX}{{{fleet}}}:counters"
+
+
+def instances(fleet: FleetId) -> str:
+    """HASH: slot index -> msgpack InstanceRecord."""
+    return f"{PREFIX}{{{fleet}}}:instances"
+
+
+def routers(fleet: FleetId) -> str:
+    """ZSET: router id -> end of its lease in Redis seconds."""
+    return f"{PREFIX}{{{fleet}}}:routers"
+
+
+def ledger(fleet: FleetId, router: RouterId) -> str:
+    """HASH: request sequence -> packed reservation, owned by one router registration."""
+    return f"{PREFIX}{{{fleet}}}:ledger:{router}"
+
+
+def sweeper(fleet: FleetId) -> str:
+    """STRING: leased mark of the one sidecar that sweeps dead slots."""
+    return f"{PREFIX}{{{fleet}}}:sweeper"
+
+
+def partition(fleet: FleetId, partition: int) -> str:
+    """HASH: local slot -> generation that may write. The anchor of every index function.
+
+    Bucket b of the partition is the HASH named by this key, `:`, b: field = block hash, value =
+    holders.
+    """
+    return f"{PREFIX}{{{fleet}:{partition}}}:p"

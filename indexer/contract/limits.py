@@ -1,0 +1,70 @@
+"""Every shared bound, with its unit and its reason."""
+
+from typing import Final
+
+SCHEMA_VERSION: Final = 1
+
+BLOCK_HASH_BYTES: Final = 8
+"""xxh3_64 digest. At 10^8 blocks the chance of any collision is 3 in 10,000 and costs one bad guess."""
+
+BLOCK_SIZE_TOKENS_DEFAULT: Final = 16
+"""vLLM's own default; a larger canonical block shrinks index and write rate at a coarser answer."""
+
+BLOCK_SIZE_TOKENS_MIN: Final = 8
+BLOCK_SIZE_TOKENS_MAX: Final = 1024
+
+PROMPT_TOKENS_MAX: Final = 1 << 20
+"""Longest prompt a lookup covers (1 M tokens)."""
+
+BLOCKS_PER_LOOKUP_MAX: Final = 1 << 17
+"""Hashes in one lookup: 1 MiB of arguments, and the lookup itself is logarithmic in it."""
+
+BLOCKS_PER_WRITE_MAX: Final = 256
+"""Block changes in one publish call, so that no call holds the server for more than about 1 ms."""
+
+SLOTS_PER_PARTITION_MAX: Final = 256
+"""A holder is one byte in a bucket's value, a full set of holders is a bitmap of 32 bytes."""
+
+PARTITIONS_MAX: Final = 16
+"""4,096 instances a fleet; the counters of all of them are read in one call."""
+
+BUCKET_BITS_MIN: Final = 4
+BUCKET_BITS_MAX: Final = 24
+BLOCKS_PER_BUCKET_MEAN: Final = 64
+"""A bucket stays in Redis's compact encoding up to 128 fields; the mean leaves room for spread."""
+
+INSTANCES_EXPECTED_DEFAULT: Final = 64
+"""Instances a partition is sized for when the operator says nothing."""
+
+CANDIDATES_PER_RESERVE_MAX: Final = 128
+"""Instances weighed inside one reservation: those with hits and the least loaded of the rest."""
+
+SWEEP_BUCKETS_PER_CALL_MAX: Final = 64
+"""About 4,000 fields: one sweep call holds the server for a few milliseconds at most."""
+
+REAP_RESERVATIONS_PER_CALL_MAX: Final = 2048
+"""Reservations of a dead router taken back in one call; the caller repeats until none is left."""
+
+INSTANCE_LEASE_TTL_S: Final = 5.0
+INSTANCE_LEASE_RENEW_S: Final = 1.0
+INSTANCE_GRACE_S: Final = 30.0
+"""How long a slot with a dead lease may still be revived by its own sidecar before it is swept."""
+
+ROUTER_LEASE_TTL_S: Final = 10.0
+ROUTER_LEASE_RENEW_S: Final = 1.0
+
+DIRECTORY_TTL_S: Final = 3600
+"""Expiry of a fleet's keys that no lease owns; every heartbeat of any of its sidecars renews it."""
+
+TOMBSTONE_GENERATIONS: Final = 3
+"""A release leaves a mark for this many router renewals, so that a reserve landing late is refused."""
+
+REDIS_VERSION_MIN: Final = (7, 0)
+"""Functions came with Redis 7.0."""
+
+assert BLOCKS_PER_LOOKUP_MAX * BLOCK_SIZE_TOKENS_MIN >= PROMPT_TOKENS_MAX, (
+    "one lookup cannot cover the longest prompt"
+)
+assert INSTANCE_LEASE_RENEW_S * 3 <= INSTANCE_LEASE_TTL_S, "two lost renewals would end a lease"
+assert ROUTER_LEASE_RENEW_S * 3 <= ROUTER_LEASE_TTL_S, "two lost renewals would end a lease"
+assert SLOTS_PER_PARTITION_MAX == 1 << 8, "a holder is one byte"

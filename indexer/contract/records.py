@@ -1,0 +1,147 @@
+"""Record types of the contract and their codecs.
+
+Counters are one packed string per fleet: a header, then one fixed record per slot, all
+little-endian. Lua (`fleet_v1.lua`) and numpy read the same bytes. Instance records are msgpack maps
+with field names: unknown fields are ignored, missing optional ones take their default.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from enum import IntFlag
+from typing import Any, Final, Self
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from indexer.contract.identifiers import FleetId, InstanceId
+from indexer.contract.limits import SCHEMA_VERSION
+
+COUNTERS_MAGIC: Final = b"TS1\x00"
+
+COUNTERS_HEADER: Final = np.dtype(
+    [
+        ("magic", "S4"),
+        ("membership", "<u4"),  # grows with every join, leave and change of an instance record
+        ("epoch", "<u8"),  # drawn when the fleet is created; another value means data was lost
+        ("partitions", "<u4"),
+        ("spare", "<u4", 3),
+    ]
+)
+
+COUNTERS_RECORD: Final = np.dtype(
+    [
+        ("generation", "<u4"),  # incarnation of the slot; 0 = never used
+        ("flags", "<u4"),  # SlotFlag
+        ("reserved_requests", "<u4"),  # reserved by routers and not yet released
+        ("reserved_prefill_tokens", "<u4"),  # their new prefill tokens not yet known as computed
+        ("reserved_requests_peak", "<u4"),  # largest reserved_requests since the last heartbeat
+        ("foreign_requests", "<u4"),  # running + waiting beyond what routers have reserved
+        ("running_count", "<u4"),  # as the engine last reported
+        ("waiting_count", "<u4"),  # as the engine last reported
+        ("kv_usage_millionths", "<u4"),
+        ("spare", "<u4", 3),
+        ("lease_until_s", "<f8"),  # Redis time
+        ("published_s", "<f8"),  # Redis time of the last heartbeat that carried engine counters
+    ]
+)
+
+assert COUNTERS_HEADER.itemsize == 32, COUNTERS_HEADER.itemsize
+assert COUNTERS_RECORD.itemsize == 64, COUNTERS_RECORD.itemsize
+
+
+class SlotFlag(IntFlag):
+    """State of a slot, in `flags`."""
+
+    USED = 1
+    CLOSING = 2  # being swept; refuses heartbeats and reservations
+    DRAINING = 4  # takes no new request
+    SLEEPING = 8  # answers its health check but does not serve
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCounters:
+    """The packed counters of one fleet, decoded without copying.
+
+    Attributes:
+        now_s: Redis time of the read.
+        membership: see COUNTERS_HEADER.
+        epoch: see COUNTERS_HEADER.
+        slots: shape (slots,), dtype COUNTERS_RECORD; index = slot index.
+    """
+
+    now_s: float
+    membership: int
+    epoch: int
+    slots: npt.NDArray[np.void]
+
+    @classmethod
+    def decode(cls, raw: bytes, now_s: float) -> Self:
+        """Decode the counters string.
+
+        Raises:
+            ValueError: the bytes are not counters of this schema version.
+        """
+        if len(raw) < COUNTERS_HEADER.itemsize or raw[:4] != COUNTERS_MAGIC:
+            raise ValueError(f"not fleet counters of schema {SCHEMA_VERSION}: {raw[:16]!r}")
+        header = np.frombuffer(raw, COUNTERS_HEADER, count=1)[0]
+        count = (len(raw) - COUNTERS_HEADER.itemsize) // COUNTERS_RECORD.itemsize
+        slots = np.frombuffer(raw, COUNTERS_RECORD, count, COUNTERS_HEADER.itemsize)
+        return cls(
+            now_s=now_s,
+            membership=int(header["membership"]),
+            epoch=int(header["epoch"]),
+            slots=slots,
+        )
+
+
+def _pack_map(record: Any) -> bytes:
+    return bytes(msgpack.packb({"v": SCHEMA_VERSION, **asdict(record)}))
+
+
+def _known(cls: type[Any], raw: bytes) -> dict[str, Any]:
+    values = msgpack.unpackb(raw)
+    if not isinstance(values, dict):
+        raise TypeError(f"a {cls.__name__} is a map, not {type(values).__name__}")
+    names = {field.name for field in fields(cls)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRecord:
+    """What all instances and routers of a fleet share; fixed by the first instance that joins."""
+
+    fleet_id: FleetId
+    model_scope: str  # primary served model name
+    block_size_tokens: int  # canonical
+    partitions: int
+    bucket_bits: int  # a partition has 2 ** bucket_bits buckets
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRecord:
+    """What routers know about an instance beside its counters."""
+
+    instance_id: InstanceId
+    url: str  # base URL under which routers reach the engine, without a path
+    models: list[str]  # served model names, primary first
+    model_root: str  # where its tokenizer and template come from; a path or a hub name
+    block_size_tokens: int  # the engine's own
+    adapters: list[str] | None = None  # LoRA adapter names
+    max_model_len_tokens: int | None = None
+    capacity_blocks: int | None = None  # device blocks of the engine's own size
+    data_parallel_rank: int | None = None  # None: the engine has one rank and needs no pin
+    engine_version: str | None = None
+
+    def encode(self) -> bytes:
+        """Msgpack map with field names and the schema version."""
+        return _pack_map(self)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Self:
+        """Tolerant reader.
+
+        Raises:
+            TypeError: a required field is missing or the value is not a map.
+        """
+        return cls(**_known(cls, raw))

@@ -1,0 +1,1 @@
+"""Measures a fleet from outside, through any OpenAI-compatible URL."""

@@ -1,0 +1,1 @@
+"""The stateless request router: one request, one lookup, one decision, one reservation."""

