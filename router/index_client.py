@@ -1,53 +1,375 @@
 """The only reader of the index: fleets and instances in the background, one snapshot per request."""
 
-from dataclasses import dataclass
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+import numpy as np
 import redis.asyncio
+import structlog
+from redis.exceptions import RedisError, ResponseError
 
-from indexer.contract.records import FleetRecord, InstanceRecord
+from indexer.contract import functions, keys
+from indexer.contract.identifiers import FleetId
+from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
+from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, SlotFlag
+from router import telemetry
+from router.eligibility import Roster, assemble
+from router.errors import IndexUnavailable
 from router.snapshot import FleetSnapshot
+
+log = structlog.get_logger()
+
+REFRESH_S: Final = 0.5
+"""How often the directory of fleets is read; a known fleet's changes are noticed at once."""
+
+FIND_MISS_S: Final = 0.25
+"""Least time between two extra directory reads for names nobody serves."""
+
+READY_AGE_S: Final = 5.0
+"""A router that has not heard from Redis for this long is not ready."""
+
+WEATHER: Final = (RedisError, OSError, TimeoutError)
+"""What a Redis that is gone, slow or restarting looks like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """A model name clients may ask for, and the fleet behind it."""
 
+    name: str
     fleet: FleetRecord
     adapter: str | None  # the name is a LoRA adapter's
     max_model_len_tokens: int | None  # least of the instances' limits
     model_root: str  # where tokenizer and template come from
-    instances: tuple[InstanceRecord, ...]
+    roster: Roster
+
+    @property
+    def instances(self) -> tuple[InstanceRecord, ...]:
+        """Who serves it, alive or not."""
+        return self.roster.instances
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """One fleet as last read."""
+
+    record: FleetRecord
+    membership: int
+    instances: dict[int, InstanceRecord]
+    models: dict[str, ServedModel]
+    counters: FleetCounters
+    refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class IndexClient:
-    """Reads fleets, instances, counters and prefix hits; every call has a deadline."""
+    """Reads fleets, instances, counters and prefix hits; every call has a deadline.
 
-    def __init__(self, redis: redis.asyncio.Redis, *, deadline_s: float) -> None: ...
+    Args:
+        redis: client with a connection pool; replies must stay bytes.
+        deadline_s: for one call, connecting included.
+    """
+
+    def __init__(self, redis: redis.asyncio.Redis, *, deadline_s: float) -> None:
+        self._redis = redis
+        self._deadline_s = deadline_s
+        self._fleets: dict[FleetId, _Fleet] = {}
+        self._models: dict[str, ServedModel] = {}
+        self._heard_s = -np.inf
+        self._missed_s = -np.inf
+
+    # -- fleets and instances ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the directory of fleets and instances fresh until cancelled. Never raises for Redis."""
+        """Keep the directory of fleets and instances fresh until cancelled."""
+        failing = False
+        while True:
+            try:
+                await self.refresh()
+            except WEATHER as error:
+                if not failing:
+                    log.warning("index_unavailable", error=repr(error))
+                failing = True
+            else:
+                if failing:
+                    log.info("index_recovered")
+                failing = False
+            await asyncio.sleep(REFRESH_S)
+
+    async def refresh(self) -> None:
+        """Read the directory, and every fleet whose membership changed.
+
+        Raises:
+            RedisError, OSError, TimeoutError: Redis is gone or slow.
+        """
+        async with asyncio.timeout(self._deadline_s):
+            members = await self._redis.smembers(keys.directory())
+        found = [FleetId(member.decode()) for member in members]
+        for fleet in found:
+            await self._refresh_fleet(fleet, None)
+        for fleet in set(self._fleets) - set(found):
+            del self._fleets[fleet]
+        self._rebuild_models()
+        self._heard_s = time.monotonic()
+
+    async def _refresh_fleet(self, fleet: FleetId, seen: FleetCounters | None) -> None:
+        """Read record and instances of a fleet if its membership is not the known one."""
+        async with asyncio.timeout(self._deadline_s):
+            counters = seen or functions.fleet_counters(
+                await functions.run(self._redis, functions.read(fleet))
+            )
+            known = self._fleets.get(fleet)
+            if counters is None:
+                self._fleets.pop(fleet, None)
+                return
+            if known and (known.membership, known.record.epoch) == (
+                counters.membership,
+                counters.epoch,
+            ):
+                known.counters = counters
+                return
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.hmget(
+                    keys.fleet(fleet),
+                    ["model_scope", "block_size_tokens", "partitions", "bucket_bits", "epoch"],
+                )
+                pipe.hgetall(keys.instances(fleet))
+                shape, raw = await pipe.execute()
+        if None in shape:
+            self._fleets.pop(fleet, None)
+            return
+        record = functions.fleet_record(fleet, shape)
+        instances = _decode_instances(raw)
+        self._fleets[fleet] = _Fleet(
+            record=record,
+            membership=counters.membership,
+            instances=instances,
+            models=_served_models(record, instances),
+            counters=counters,
+        )
+        log.info("fleet_changed", model_scope=record.model_scope, instances=len(instances))
+
+    def _rebuild_models(self) -> None:
+        # A name served by two fleets goes to the fleet of that scope; else to the first by scope.
+        models: dict[str, ServedModel] = {}
+        for fleet in sorted(self._fleets.values(), key=lambda f: f.record.model_scope):
+            for name, served in fleet.models.items():
+                if name not in models or name == fleet.record.model_scope:
+                    models[name] = served
+        self._models = models
 
     def models(self) -> dict[str, ServedModel]:
-        """Every name that can be asked for now: served names, aliases, adapters. From memory."""
-        ...
+        """Every name that can be asked for: served names, aliases, adapters. From memory."""
+        return self._models
 
     async def find(self, model: str) -> ServedModel | None:
         """The model from memory, or from Redis when it is not known here yet (rate-limited)."""
-        ...
+        served = self._models.get(model)
+        if served is None and time.monotonic() - self._missed_s > FIND_MISS_S:
+            self._missed_s = time.monotonic()
+            try:
+                await self.refresh()
+            except WEATHER:
+                telemetry.INDEX_ERRORS.labels(call="find").inc()
+            served = self._models.get(model)
+        return served
 
-    async def snapshot(self, served: ServedModel, hashes: bytes, prompt_tokens: int) -> FleetSnapshot:
-        """One lookup a partition and the counters, in one round trip.
+    # -- one request ------------------------------------------------------------------------------
+
+    async def snapshot(
+        self, served: ServedModel, hashes: bytes, prompt_tokens: int
+    ) -> FleetSnapshot:
+        """Hits and counters of a fleet, in one round trip.
 
         Args:
             served: from `find`.
-            hashes: chain of the prompt's block hashes, from `block_hash.chain`.
-            prompt_tokens: length of the prompt.
+            hashes: chain of the prompt's block hashes, from `block_hash.chain`; b"" for no hits.
+            prompt_tokens: length of the prompt, at least 1.
 
         Returns:
-            The live instances; past the deadline the last known fleet, `degraded` and without hits.
+            The eligible instances; past the deadline the last known fleet, degraded, without hits.
 
         Raises:
-            IndexUnavailable: Redis did not answer in time and no earlier counters are known.
+            IndexUnavailable: Redis did not answer in time and the fleet was never read.
             NoEligibleInstance: no instance is alive, awake and not draining.
         """
-        ...
+        fleet = served.fleet
+        depth_blocks = np.zeros(fleet.partitions * SLOTS_PER_PARTITION_MAX, np.int64)
+        taken_s = time.time()
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                counters = await self._ask(fleet, hashes, depth_blocks)
+                if counters is None:
+                    raise RedisError(f"fleet {fleet.fleet_id} has no counters")
+                served = await self._current(served, counters)
+        except WEATHER as error:
+            telemetry.INDEX_ERRORS.labels(call="snapshot").inc()
+            return self._last_known(served, prompt_tokens, taken_s, error)
+        self._heard_s = time.monotonic()
+        return assemble(
+            fleet,
+            served.roster,
+            counters,
+            depth_blocks,
+            prompt_tokens=prompt_tokens,
+            taken_s=taken_s,
+        )
+
+    async def _ask(
+        self, fleet: FleetRecord, hashes: bytes, depth_blocks: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> FleetCounters | None:
+        calls = [functions.read(fleet.fleet_id)]
+        if hashes:
+            calls += [functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
+        try:
+            replies = await self._pipeline(calls)
+        except ResponseError as error:
+            if not functions.is_missing(error):
+                raise
+            await functions.load(self._redis)
+            replies = await self._pipeline(calls)
+        for partition, reply in enumerate(replies[1:]):
+            first = partition * SLOTS_PER_PARTITION_MAX
+            functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
+        return functions.fleet_counters(replies[0])
+
+    async def _pipeline(self, calls: list[functions.Call]) -> list[Any]:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.execute_command(*call.command())
+            return list(await pipe.execute())
+
+    async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel:
+        """The same model after whatever changed in its fleet's membership."""
+        known = self._fleets.get(served.fleet.fleet_id)
+        if known is not None and known.membership == counters.membership:
+            known.counters = counters
+            return known.models.get(served.name, served)
+        lock = known.refreshing if known else asyncio.Lock()
+        async with lock:
+            await self._refresh_fleet(served.fleet.fleet_id, counters)
+            self._rebuild_models()
+        return self._models.get(served.name, served)
+
+    def _last_known(
+        self, served: ServedModel, prompt_tokens: int, taken_s: float, error: Exception
+    ) -> FleetSnapshot:
+        known = self._fleets.get(served.fleet.fleet_id)
+        if known is None:
+            raise IndexUnavailable(
+                "The index (Redis) does not answer and this router has not seen the fleet yet."
+            ) from error
+        telemetry.DEGRADED.labels(cause="index").inc()
+        depth_blocks = np.zeros(served.fleet.partitions * SLOTS_PER_PARTITION_MAX, np.int64)
+        return assemble(
+            served.fleet,
+            served.roster,
+            known.counters,
+            depth_blocks,
+            prompt_tokens=prompt_tokens,
+            taken_s=taken_s,
+            degraded=True,
+        )
+
+    # -- what operators see -----------------------------------------------------------------------
+
+    def not_ready_reason(self) -> str | None:
+        """Why this router should get no traffic, or None."""
+        if time.monotonic() - self._heard_s > READY_AGE_S and not self._fleets:
+            return "Redis has not answered and no fleet is known"
+        if not any(fleet.instances for fleet in self._fleets.values()):
+            return "no instance has announced itself"
+        return None
+
+    def heard_age_s(self) -> float:
+        """Seconds since Redis last answered; infinite before it ever did."""
+        return time.monotonic() - self._heard_s
+
+    async def fleet_view(self) -> dict[str, Any]:
+        """Everything known of every fleet, with names, fresh from Redis where it answers."""
+        fresh = True
+        try:
+            await self.refresh()
+        except WEATHER:
+            fresh = False
+        fleets = [_fleet_view(fleet) for fleet in self._fleets.values()]
+        return {"fresh": fresh, "redis_heard_age_s": self.heard_age_s(), "fleets": fleets}
+
+
+def _decode_instances(raw: dict[bytes, bytes]) -> dict[int, InstanceRecord]:
+    instances = {}
+    for slot, packed in raw.items():
+        try:
+            instances[int(slot)] = InstanceRecord.decode(packed)
+        except (TypeError, ValueError) as error:
+            telemetry.INDEX_ERRORS.labels(call="instance_record").inc()
+            log.warning("instance_record_unreadable", slot=int(slot), error=str(error))
+    return instances
+
+
+def _served_models(
+    record: FleetRecord, instances: dict[int, InstanceRecord]
+) -> dict[str, ServedModel]:
+    by_name: dict[tuple[str, str | None], dict[int, InstanceRecord]] = {}
+    for slot, instance in instances.items():
+        for name in instance.models:
+            by_name.setdefault((name, None), {})[slot] = instance
+        for adapter in instance.adapters or ():
+            by_name.setdefault((adapter, adapter), {})[slot] = instance
+    models = {}
+    for (name, adapter), members in by_name.items():
+        limits = [m.max_model_len_tokens for m in members.values() if m.max_model_len_tokens]
+        roster = Roster.of(members)
+        models[name] = ServedModel(
+            name=name,
+            fleet=record,
+            adapter=adapter,
+            max_model_len_tokens=min(limits, default=None),
+            model_root=roster.instances[0].model_root,
+            roster=roster,
+        )
+    return models
+
+
+def _fleet_view(fleet: _Fleet) -> dict[str, Any]:
+    counters = fleet.counters
+    instances = []
+    for slot, record in sorted(fleet.instances.items()):
+        view: dict[str, Any] = {
+            "instance_id": record.instance_id,
+            "slot": slot,
+            "url": record.url,
+            "models": record.models,
+            "adapters": record.adapters or [],
+            "block_size_tokens": record.block_size_tokens,
+            "capacity_blocks": record.capacity_blocks,
+            "max_model_len_tokens": record.max_model_len_tokens,
+            "data_parallel_rank": record.data_parallel_rank,
+            "engine_version": record.engine_version,
+        }
+        if slot < len(counters.slots):
+            row = counters.slots[slot]
+            published_s = float(row["published_s"])
+            view |= {
+                "generation": int(row["generation"]),
+                "state": [flag.name for flag in SlotFlag if flag & int(row["flags"])],
+                "lease_left_s": round(float(row["lease_until_s"]) - counters.now_s, 3),
+                "reserved_requests": int(row["reserved_requests"]),
+                "reserved_prefill_tokens": int(row["reserved_prefill_tokens"]),
+                "foreign_requests": int(row["foreign_requests"]),
+                "running_count": int(row["running_count"]),
+                "waiting_count": int(row["waiting_count"]),
+                "kv_usage_ratio": int(row["kv_usage_millionths"]) / 1e6,
+                "counters_age_s": round(counters.now_s - published_s, 3) if published_s else None,
+            }
+        instances.append(view)
+    return {
+        "fleet_id": fleet.record.fleet_id,
+        "model_scope": fleet.record.model_scope,
+        "block_size_tokens": fleet.record.block_size_tokens,
+        "partitions": fleet.record.partitions,
+        "bucket_bits": fleet.record.bucket_bits,
+        "membership": fleet.membership,
+        "instances": instances,
+    }

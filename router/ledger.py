@@ -1,40 +1,355 @@
-"""The only writer of reservations: choose-and-book, first token, release; this router's lease."""
+"""The only writer of reservations: choose-and-book, first token, release; this router's lease.
 
-from collections.abc import Mapping
+Redis holds one ledger per router registration; `book.py` holds the same in memory and is the
+authority: what Redis lost is sent again whole (`sync`), what it has too much is taken back. Notes
+(first token, release) are sent in order by one task and repeated until Redis has taken them, so
+neither a slow nor an absent Redis ever holds up an answer.
+"""
 
+import asyncio
+import contextlib
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 import redis.asyncio
+import structlog
+from redis.exceptions import ResponseError
 
+from indexer.contract import functions
+from indexer.contract.identifiers import FleetId
+from indexer.contract.limits import CANDIDATES_PER_RESERVE_MAX, ROUTER_LEASE_RENEW_S
+from indexer.contract.records import FleetRecord
+from router import telemetry
+from router.book import Book, Phase, new_router_id
+from router.choose import lottery, rank
+from router.eligibility import take
+from router.errors import NoEligibleInstance
+from router.index_client import WEATHER
 from router.policies.base import Policy
+from router.policies.lmetric import LMetric
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
+
+log = structlog.get_logger()
+
+RESCORES_MAX: Final = 3
+"""How often a policy scores again because the counters moved under its choice."""
+
+NOTES_PER_SEND_MAX: Final = 256
+NOTES_MAX: Final = 16_384
+"""Notes kept while Redis is away; beyond, the books are sent whole when it is back."""
+
+SYNC_EVERY_S: Final = 10.0
+"""The longest that a ledger in Redis may differ from its book after a write that failed oddly."""
+
+RETRY_S: Final = 0.1
+SHUTDOWN_S: Final = 2.0
+
+_NOTES: Final = {"prefilled": functions.prefilled, "release": functions.release}
 
 
 class Ledger:
     """This router's reservations in every fleet it serves.
 
-    `reserve` is awaited before dispatch. `prefilled` and `release` return at once: they are queued
-    and sent in order by `run`, and repeated until Redis has taken them.
+    `reserve` is awaited before dispatch; `prefilled` and `release` return at once.
+
+    Args:
+        redis: client with a connection pool; replies must stay bytes.
+        deadline_s: for one reservation, and for one send of notes.
     """
 
-    def __init__(self, redis: redis.asyncio.Redis, *, deadline_s: float) -> None: ...
+    def __init__(self, redis: redis.asyncio.Redis, *, deadline_s: float) -> None:
+        self._redis = redis
+        self._deadline_s = deadline_s
+        self._books: dict[FleetId, Book] = {}
+        self._notes: deque[tuple[Book, str, int]] = deque()
+        self._wake = asyncio.Event()
+        self._next_sequence = 1
 
-    async def run(self) -> None:
-        """Send queued notes and renew the lease until cancelled; then release everything."""
+    # -- one request ------------------------------------------------------------------------------
 
     async def reserve(
         self, policy: Policy, request: RequestView, snapshot: FleetSnapshot
     ) -> tuple[Decision, Booking]:
         """Choose an instance by the counters of this moment and book the request on it.
 
-        When Redis does not answer in time the choice is made from the snapshot and this router's own
-        bookkeeping, and the decision is degraded.
+        When Redis does not answer in time, the choice is made from the snapshot and this router's
+        own book, the decision is degraded, and Redis learns of it when it is back.
 
         Raises:
             NoEligibleInstance: every candidate has gone meanwhile.
         """
-        ...
+        book = self._book(snapshot.fleet)
+        if not snapshot.degraded:
+            sequence = self._take_sequence()
+            try:
+                async with asyncio.timeout(self._deadline_s), book.reserving():
+                    decision = await self._reserve(book, sequence, policy, request, snapshot)
+                    book.add(sequence, decision, in_redis=True)
+                    return decision, Booking(fleet=book.fleet, sequence=sequence)
+            except WEATHER as error:
+                telemetry.RESERVATIONS.labels(status="unavailable").inc()
+                telemetry.DEGRADED.labels(cause="reserve").inc()
+                log.warning("reserve_unavailable", error=repr(error))
+                self._undo(book, sequence)
+            except asyncio.CancelledError:  # the client has gone
+                self._undo(book, sequence)
+                raise
+        sequence = self._take_sequence()
+        decision = _choose_alone(book, policy, request, snapshot)
+        book.add(sequence, decision, in_redis=False)
+        book.needs_sync = True
+        self._wake.set()
+        return decision, Booking(fleet=book.fleet, sequence=sequence)
+
+    async def _reserve(
+        self,
+        book: Book,
+        sequence: int,
+        policy: Policy,
+        request: RequestView,
+        snapshot: FleetSnapshot,
+    ) -> Decision:
+        """Ask Redis until it has booked.
+
+        For the product score the function itself takes the minimum. Any other policy names its
+        choice and scores again when the choice's counters have moved, a bounded number of times.
+        """
+        product = isinstance(policy, LMetric)
+        rescores = 0
+        while True:
+            if not book.registered:
+                await self._register(book)
+            scores = policy(request, snapshot)
+            places = rank(scores, request, snapshot, CANDIDATES_PER_RESERVE_MAX)
+            if product:  # the function breaks ties by order, so the order is the lottery's
+                places = places[np.argsort(lottery(request, snapshot)[places])]
+            checked = not product and rescores < RESCORES_MAX
+            call = functions.reserve(
+                book.fleet.fleet_id,
+                book.router_id,
+                sequence,
+                _candidates(snapshot, places),
+                choice=-1 if product else 0,
+                expected_batch_size=int(snapshot.batch_size[places[0]]) if checked else -1,
+            )
+            status, index, states = await functions.run(self._redis, call)
+            telemetry.RESERVATIONS.labels(status=status.decode()).inc()
+            snapshot = _with_counters(snapshot, places, states)
+            match status:
+                case b"ok":
+                    return _decide(policy, request, snapshot, int(places[index]))
+                case b"moved":
+                    rescores += 1
+                case b"lost":
+                    book.registered = False
+                case _ if product or len(places) == 1:
+                    raise NoEligibleInstance("Every candidate has just gone away. Try again.")
+                case _:  # the one choice has gone
+                    others = np.delete(np.arange(len(snapshot.slot)), places[0])
+                    snapshot = take(snapshot, others)
 
     def prefilled(self, booking: Booking) -> None:
         """The first token has come: its prefill tokens are no longer queued. Idempotent."""
+        book = self._book(booking.fleet)
+        entry = book.entries.get(booking.sequence)
+        if entry is not None and entry.phase == Phase.PREFILL:
+            entry.phase, entry.prefill_tokens = Phase.DECODE, 0
+            if entry.in_redis:
+                self._note(book, "prefilled", booking.sequence)
 
     def release(self, booking: Booking) -> None:
         """The body has ended, however. Idempotent."""
+        book = self._book(booking.fleet)
+        entry = book.entries.pop(booking.sequence, None)
+        if entry is not None and entry.in_redis:
+            self._note(book, "release", booking.sequence)
+
+    def in_flight(self) -> int:
+        """Requests in this router's books, over all fleets."""
+        return sum(len(book.entries) for book in self._books.values())
+
+    def settled(self) -> bool:
+        """Whether Redis has been told everything."""
+        return not self._notes and not any(book.needs_sync for book in self._books.values())
+
+    # -- the task that talks to Redis -------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Send notes and renew leases until cancelled; then give everything back."""
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    await self._tend()
+                except WEATHER as error:
+                    telemetry.LEDGER_ERRORS.inc()
+                    log.warning("ledger_unavailable", error=repr(error), notes=len(self._notes))
+                    for book in self._books.values():
+                        book.needs_sync = True
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ROUTER_LEASE_RENEW_S):
+                        await self._wake.wait()
+        finally:
+            await self._leave()
+
+    async def _tend(self) -> None:
+        while self._notes:
+            await self._send_notes()
+        now_s = time.monotonic()
+        for book in list(self._books.values()):
+            if not book.registered or now_s - book.renewed_s >= ROUTER_LEASE_RENEW_S:
+                async with asyncio.timeout(self._deadline_s):
+                    await self._renew(book)
+            if book.needs_sync or now_s - book.synced_s >= SYNC_EVERY_S:
+                await self._sync(book)
+
+    async def _send_notes(self) -> None:
+        batch = [self._notes[i] for i in range(min(len(self._notes), NOTES_PER_SEND_MAX))]
+        async with (
+            asyncio.timeout(self._deadline_s),
+            self._redis.pipeline(transaction=False) as pipe,
+        ):
+            for book, kind, sequence in batch:
+                call = _NOTES[kind](book.fleet.fleet_id, book.router_id, sequence)
+                pipe.execute_command(*call.command())
+            replies: list[Any] = await pipe.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, ResponseError) and functions.is_missing(reply):
+                    await functions.load(self._redis)
+                if isinstance(reply, Exception):
+                    raise reply
+        # Notes leave the queue only now: a failed batch is sent again, and each may be taken twice.
+        for (book, kind, _), reply in zip(batch, replies, strict=True):
+            self._notes.popleft()
+            telemetry.LEDGER_NOTES.labels(kind=kind).inc()
+            if reply == -1:
+                book.registered = False
+
+    async def _register(self, book: Book) -> None:
+        async with book.registering:
+            if book.registered:
+                return
+            router_id = new_router_id()
+            call = functions.register(book.fleet.fleet_id, router_id, begin=True)
+            await functions.run(self._redis, call)
+            book.router_id, book.registered = router_id, True
+            book.renewed_s = time.monotonic()
+            book.needs_sync = bool(book.entries)
+            log.info("router_registered", router_id=router_id, fleet=book.fleet.model_scope)
+            self._wake.set()
+
+    async def _renew(self, book: Book) -> None:
+        if book.registered:
+            call = functions.register(book.fleet.fleet_id, book.router_id, begin=False)
+            book.registered = await functions.run(self._redis, call) == 1
+            book.renewed_s = time.monotonic()
+            if not book.registered:
+                telemetry.LEASES_LOST.inc()
+        await self._register(book)
+        taken = await functions.run(self._redis, functions.reap(book.fleet.fleet_id))
+        if taken:
+            router_id, reservations = taken
+            telemetry.REAPED.inc(reservations)
+            log.warning("router_reaped", router_id=router_id.decode(), reservations=reservations)
+
+    async def _sync(self, book: Book) -> None:
+        """Send the whole book."""
+        async with asyncio.timeout(self._deadline_s), book.quiet():
+            for entry in book.entries.values():
+                entry.in_redis = True
+            call = functions.sync(
+                book.fleet.fleet_id,
+                book.router_id,
+                book.packed(),
+                forget_tombstones=not book.needs_sync,
+            )
+            reply = await functions.run(self._redis, call)
+        if not reply:
+            book.registered = False
+            return
+        added, taken = reply
+        if added or taken:
+            telemetry.LEDGER_CORRECTIONS.inc(added + taken)
+            log.info("ledger_corrected", booked=added, taken_back=taken)
+        book.needs_sync, book.synced_s = False, time.monotonic()
+
+    async def _leave(self) -> None:
+        """Give everything back, so that nobody has to wait for the lease to end."""
+        with contextlib.suppress(*WEATHER):
+            async with asyncio.timeout(SHUTDOWN_S):
+                for book in self._books.values():
+                    if book.registered:
+                        call = functions.reap(book.fleet.fleet_id, book.router_id)
+                        await functions.run(self._redis, call)
+
+    # -- small parts ------------------------------------------------------------------------------
+
+    def _book(self, fleet: FleetRecord) -> Book:
+        book = self._books.get(fleet.fleet_id)
+        if book is None:
+            book = self._books[fleet.fleet_id] = Book(fleet)
+        elif book.fleet.epoch != fleet.epoch:  # founded anew after a loss of data
+            book.fleet, book.registered = fleet, False
+        return book
+
+    def _undo(self, book: Book, sequence: int) -> None:
+        """Take back a reservation that may have been booked, or may still be."""
+        self._note(book, "release", sequence)
+
+    def _note(self, book: Book, kind: str, sequence: int) -> None:
+        if len(self._notes) >= NOTES_MAX:  # a sync says the same in fewer words
+            self._notes.clear()
+            for each in self._books.values():
+                each.needs_sync = True
+        self._notes.append((book, kind, sequence))
+        self._wake.set()
+
+    def _take_sequence(self) -> int:
+        sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
+        return sequence
+
+
+def _choose_alone(
+    book: Book, policy: Policy, request: RequestView, snapshot: FleetSnapshot
+) -> Decision:
+    snapshot = book.as_counters(snapshot)
+    place = int(rank(policy(request, snapshot), request, snapshot, 1)[0])
+    return _decide(policy, request, snapshot, place)
+
+
+def _decide(
+    policy: Policy, request: RequestView, snapshot: FleetSnapshot, place: int
+) -> Decision:
+    return Decision(
+        policy=policy.name,
+        snapshot=snapshot,
+        scores=policy(request, snapshot),
+        index=place,
+        snapshot_age_s=time.time() - snapshot.taken_s,
+    )
+
+
+def _candidates(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
+    candidates = np.empty(len(places), functions.CANDIDATE)
+    candidates["slot"] = snapshot.slot[places]
+    candidates["generation"] = snapshot.generation[places]
+    candidates["new_prefill_tokens"] = snapshot.new_prefill_tokens[places]
+    return candidates
+
+
+def _with_counters(
+    snapshot: FleetSnapshot, places: npt.NDArray[np.intp], states: bytes
+) -> FleetSnapshot:
+    """The snapshot with the counters that the reservation saw."""
+    if not states:
+        return snapshot
+    seen = np.frombuffer(states, functions.CANDIDATE_STATE)
+    queued, batch = snapshot.queued_prefill_tokens.copy(), snapshot.batch_size.copy()
+    queued[places], batch[places] = seen["queued_prefill_tokens"], seen["batch_size"]
+    return replace(snapshot, queued_prefill_tokens=queued, batch_size=batch)

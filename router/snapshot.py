@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from indexer.contract.identifiers import RouterId
+from indexer.contract.identifiers import InstanceId
 from indexer.contract.records import FleetRecord, InstanceRecord
 
 Column = npt.NDArray[np.int64]
@@ -30,6 +30,7 @@ class FleetSnapshot:
     Attributes:
         fleet: what the instances share.
         instances: records, in slot order.
+        identity: uint64 digest of each instance id, for tie-breaks.
         slot: slot index of each instance.
         generation: incarnation of that slot.
         hit_tokens: leading prompt tokens resident on the instance, as the engine would reuse them:
@@ -37,24 +38,23 @@ class FleetSnapshot:
         new_prefill_tokens: prompt_tokens - hit_tokens; at least 1.
         queued_prefill_tokens: new prefill tokens reserved on the instance and not yet computed.
         batch_size: requests the instance is responsible for: reserved plus foreign.
-        reserved_requests: the routers' part of batch_size.
         running_count: requests in the engine's batch as it last reported; stale by counters_age_s.
         waiting_count: requests queued in the engine as it last reported; same staleness.
         kv_usage_ratio: 0..1, same staleness.
         counters_age_s: seconds since the engine's report; infinite when there was none.
-        taken_s: wall clock of the router when the snapshot was taken.
-        degraded: decided without the index: hits and counters are the last known, hits are 0.
+        taken_s: wall clock of the router when the counters were asked for.
+        degraded: the index did not answer: instances and counters are the last known, hits are 0.
     """
 
     fleet: FleetRecord
     instances: tuple[InstanceRecord, ...]
+    identity: npt.NDArray[np.uint64]
     slot: Column
     generation: Column
     hit_tokens: Column
     new_prefill_tokens: Column
     queued_prefill_tokens: Column
     batch_size: Column
-    reserved_requests: Column
     running_count: Column
     waiting_count: Column
     kv_usage_ratio: npt.NDArray[np.float64]
@@ -63,11 +63,15 @@ class FleetSnapshot:
     degraded: bool = False
 
 
+Scores = npt.NDArray[np.float64]
+"""Shape (instances,), one per `FleetSnapshot.instances`, same order; lower is better."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One instance as the decision saw it; the explanation lists all of them."""
+    """One instance as the decision saw it."""
 
-    instance_id: str
+    instance_id: InstanceId
     hit_tokens: int
     new_prefill_tokens: int
     queued_prefill_tokens: int
@@ -80,40 +84,90 @@ class Decision:
     """The chosen instance and why.
 
     Attributes:
-        instance: the chosen one.
-        slot: its slot index.
-        generation: incarnation of that slot.
         policy: name of the policy that chose.
-        score: its score, in the policy's unit; lower is better.
-        hit_tokens: predicted for it.
-        new_prefill_tokens: predicted for it.
-        queued_prefill_tokens: on it before this request.
-        batch_size: on it before this request.
-        decided_s: wall clock of the router when the counters were read for the choice.
+        snapshot: what it saw, with the counters of the moment of booking.
+        scores: its score of every instance of the snapshot; lower is better.
+        index: place of the chosen instance in the snapshot.
         snapshot_age_s: age of the snapshot when the request was booked.
-        degraded: see FleetSnapshot.
-        candidates: everyone who could have been chosen, best first.
     """
 
-    instance: InstanceRecord
-    slot: int
-    generation: int
     policy: str
-    score: float
-    hit_tokens: int
-    new_prefill_tokens: int
-    queued_prefill_tokens: int
-    batch_size: int
-    decided_s: float
+    snapshot: FleetSnapshot
+    scores: Scores
+    index: int
     snapshot_age_s: float
-    degraded: bool
-    candidates: tuple[Candidate, ...]
+
+    @property
+    def instance(self) -> InstanceRecord:
+        """The chosen one."""
+        return self.snapshot.instances[self.index]
+
+    @property
+    def slot(self) -> int:
+        """Its slot index."""
+        return int(self.snapshot.slot[self.index])
+
+    @property
+    def generation(self) -> int:
+        """Incarnation of its slot."""
+        return int(self.snapshot.generation[self.index])
+
+    @property
+    def score(self) -> float:
+        """Its score, in the policy's unit."""
+        return float(self.scores[self.index])
+
+    @property
+    def hit_tokens(self) -> int:
+        """Predicted for it."""
+        return int(self.snapshot.hit_tokens[self.index])
+
+    @property
+    def new_prefill_tokens(self) -> int:
+        """Predicted for it."""
+        return int(self.snapshot.new_prefill_tokens[self.index])
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """On it before this request."""
+        return int(self.snapshot.queued_prefill_tokens[self.index])
+
+    @property
+    def batch_size(self) -> int:
+        """On it before this request."""
+        return int(self.snapshot.batch_size[self.index])
+
+    @property
+    def decided_s(self) -> float:
+        """Wall clock of the router when the index was asked."""
+        return self.snapshot.taken_s
+
+    @property
+    def degraded(self) -> bool:
+        """Decided without the index."""
+        return self.snapshot.degraded
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Everyone who could have been chosen: the chosen one, then the others, best first."""
+        order = [int(i) for i in np.argsort(self.scores, kind="stable") if i != self.index]
+        return tuple(self._candidate(i) for i in (self.index, *order))
+
+    def _candidate(self, index: int) -> Candidate:
+        seen = self.snapshot
+        return Candidate(
+            instance_id=seen.instances[index].instance_id,
+            hit_tokens=int(seen.hit_tokens[index]),
+            new_prefill_tokens=int(seen.new_prefill_tokens[index]),
+            queued_prefill_tokens=int(seen.queued_prefill_tokens[index]),
+            batch_size=int(seen.batch_size[index]),
+            score=float(self.scores[index]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """Where a request stands in its router's books; None as router id: it is not in them."""
+    """Where a request stands in its router's books."""
 
     fleet: FleetRecord
-    router_id: RouterId | None
     sequence: int

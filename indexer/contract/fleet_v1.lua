@@ -209,11 +209,10 @@ end
 -- candidates (10 bytes each: slot u16, generation u32, new prefill tokens u32; equals come in the
 -- order of preference), choice: -1 = the least (queued + new prefill tokens) x (batch size + 1),
 -- ties by fewer new prefill tokens, then fewer requests, then order; else the index of the only
--- acceptable candidate, and then: requests reserved on it when it was chosen, or -1 for whatever
--- they are by now.
+-- acceptable candidate, and then: its batch size when it was chosen, or -1 for whatever it is by now.
 -- Returns {status, index, counters of all candidates (8 bytes each: queued prefill tokens u32, batch
--- size u32, before this reservation)}; status 'ok', 'moved' (the choice has other reservations by
--- now: score again), 'gone' (no candidate is open), 'lost' (this router is not registered), 'late'
+-- size u32, before this reservation)}; status 'ok', 'moved' (the choice has another batch size
+-- by now: score again), 'gone' (no candidate is open), 'lost' (this router is not registered), 'late'
 -- (released before it was reserved). A repeat of a booked sequence is 'ok' and books nothing.
 -- Cost: O(candidates), at most CANDIDATES_PER_RESERVE_MAX.
 local function reserve(keys, args)
@@ -242,7 +241,7 @@ local function reserve(keys, args)
   end
   states = table.concat(states)
   if best == nil then return {'gone', -1, states} end
-  if expected >= 0 and best_record[REQUESTS] ~= expected then return {'moved', best, states} end
+  if expected >= 0 and best_batch ~= expected then return {'moved', best, states} end
   local slot, generation, new = struct.unpack('<I2I4I4', candidates, best * CANDIDATE + 1)
   redis.call('HSET', keys[3], sequence,
     struct.pack(RESERVATION_FORMAT, slot, generation, new, PREFILL))

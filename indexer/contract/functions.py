@@ -283,7 +283,7 @@ def reserve(
     candidates: npt.NDArray[np.void],
     *,
     choice: int = -1,
-    expected_requests: int = -1,
+    expected_batch_size: int = -1,
 ) -> Call:
     """Choose and book in one step.
 
@@ -293,13 +293,13 @@ def reserve(
         sequence: number of the request, unique within the registration.
         candidates: dtype CANDIDATE, equals in order of preference.
         choice: index of the only acceptable candidate; -1 lets the function take the least product.
-        expected_requests: what was reserved on the choice when it was made; -1 for any.
+        expected_batch_size: the choice's batch size when it was made; -1 for any.
     """
     assert 0 < len(candidates) <= CANDIDATES_PER_RESERVE_MAX, len(candidates)
     return Call(
         "ts1_reserve",
         _books(fleet, router),
-        (router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice, expected_requests),
+        (router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice, expected_batch_size),
     )
 
 

@@ -2,17 +2,11 @@
 
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from router.snapshot import FleetSnapshot, RequestView
-
-Scores = npt.NDArray[np.float64]
-"""Shape (instances,), one per `fleet.instances`, same order; lower is better; infinite = never."""
+from router.snapshot import FleetSnapshot, RequestView, Scores
 
 
 class Policy(Protocol):
-    """A pure function from what is known to a cost per instance."""
+    """A pure function from what is known to a cost per instance: no I/O, no clock, no randomness."""
 
     @property
     def name(self) -> str:
@@ -20,5 +14,5 @@ class Policy(Protocol):
         ...
 
     def __call__(self, request: RequestView, fleet: FleetSnapshot) -> Scores:
-        """Score every instance of the snapshot; no I/O, no clock, no randomness."""
+        """Score every instance of the snapshot; lower is better, infinite is never."""
         ...

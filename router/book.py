@@ -1,0 +1,145 @@
+"""This router's reservations in one fleet, in memory: the authority over its ledger in Redis."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import numpy as np
+
+from indexer.contract import functions
+from indexer.contract.identifiers import RouterId
+from indexer.contract.records import FleetRecord
+from router.snapshot import Decision, FleetSnapshot
+
+
+class Phase(IntEnum):
+    """Where a request stands; the state byte of a reservation."""
+
+    PREFILL = 0
+    DECODE = 1
+
+
+@dataclass(slots=True)
+class Entry:
+    """One reservation.
+
+    Attributes:
+        slot: of the chosen instance.
+        generation: incarnation of that slot.
+        prefill_tokens: new prefill tokens still queued there.
+        phase: whether they still are.
+        in_redis: Redis has it, or may have it.
+    """
+
+    slot: int
+    generation: int
+    prefill_tokens: int
+    phase: Phase
+    in_redis: bool
+
+
+def new_router_id() -> RouterId:
+    """Identity of one registration."""
+    return RouterId(uuid.uuid4().hex[:16])
+
+
+@dataclass(slots=True)
+class Book:
+    """All reservations of this router in one fleet, and how its ledger in Redis stands.
+
+    Attributes:
+        fleet: the fleet.
+        router_id: the current registration.
+        entries: by request sequence.
+        registered: the registration is believed to live.
+        needs_sync: the ledger in Redis may differ from `entries`.
+        renewed_s: monotonic time of the last renewal.
+        synced_s: monotonic time of the last sync.
+        registering: held while a registration is under way.
+    """
+
+    fleet: FleetRecord
+    router_id: RouterId = field(default_factory=new_router_id)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    registered: bool = False
+    needs_sync: bool = False
+    renewed_s: float = float("-inf")
+    synced_s: float = float("-inf")
+    registering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _in_flight: int = 0
+    _gate: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _closed: bool = False
+
+    def add(self, sequence: int, decision: Decision, *, in_redis: bool) -> None:
+        """Enter a decision."""
+        self.entries[sequence] = Entry(
+            slot=decision.slot,
+            generation=decision.generation,
+            prefill_tokens=decision.new_prefill_tokens,
+            phase=Phase.PREFILL,
+            in_redis=in_redis,
+        )
+
+    def packed(self) -> bytes:
+        """Every entry as `functions.sync` takes them."""
+        return b"".join(
+            sequence.to_bytes(8, "little")
+            + functions.RESERVATION.pack(e.slot, e.generation, e.prefill_tokens, e.phase)
+            for sequence, e in self.entries.items()
+        )
+
+    def as_counters(self, snapshot: FleetSnapshot) -> FleetSnapshot:
+        """The snapshot with this book's sums for counters, degraded.
+
+        Load balancers spread traffic evenly over routers, so one's own book is every router's book
+        divided by their number, and no factor changes the order of a product.
+        """
+        places = {
+            key: place
+            for place, key in enumerate(
+                zip(snapshot.slot.tolist(), snapshot.generation.tolist(), strict=True)
+            )
+        }
+        batch_size = np.zeros(len(snapshot.slot), np.int64)
+        queued_prefill_tokens = np.zeros(len(snapshot.slot), np.int64)
+        for entry in self.entries.values():
+            place = places.get((entry.slot, entry.generation))
+            if place is not None:
+                batch_size[place] += 1
+                queued_prefill_tokens[place] += entry.prefill_tokens
+        return replace(
+            snapshot,
+            batch_size=batch_size,
+            queued_prefill_tokens=queued_prefill_tokens,
+            degraded=True,
+        )
+
+    @contextlib.asynccontextmanager
+    async def reserving(self) -> AsyncIterator[None]:
+        """While a reservation is in flight; waits for a sync to end first."""
+        async with self._gate:
+            await self._gate.wait_for(lambda: not self._closed)
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if self._closed:
+                async with self._gate:
+                    self._gate.notify_all()
+
+    @contextlib.asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """While no reservation is in flight, so that `entries` is all there is."""
+        self._closed = True
+        try:
+            async with self._gate:
+                await self._gate.wait_for(lambda: self._in_flight == 0)
+            yield
+        finally:
+            self._closed = False
+            async with self._gate:
+                self._gate.notify_all()

@@ -1,0 +1,140 @@
+"""Who may be chosen, and what is known of them. Pure."""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from indexer.contract.identifiers import InstanceId
+from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, SlotFlag
+from router.errors import NoEligibleInstance
+from router.snapshot import Column, FleetSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """Instances that serve one model, in columns; changes only when membership does.
+
+    Attributes:
+        instances: records, in slot order.
+        identity: uint64 digest of each instance id.
+        slot: slot index of each.
+        block_size_tokens: each engine's own block size.
+    """
+
+    instances: tuple[InstanceRecord, ...]
+    identity: npt.NDArray[np.uint64]
+    slot: Column
+    block_size_tokens: Column
+
+    @classmethod
+    def of(cls, records: dict[int, InstanceRecord]) -> "Roster":
+        """Build from slot index -> record."""
+        slots = sorted(records)
+        instances = tuple(records[slot] for slot in slots)
+        return cls(
+            instances=instances,
+            identity=np.array(
+                [xxhash.xxh3_64_intdigest(record.instance_id) for record in instances], np.uint64
+            ),
+            slot=np.array(slots, np.int64),
+            block_size_tokens=np.array([r.block_size_tokens for r in instances], np.int64),
+        )
+
+
+def assemble(
+    fleet: FleetRecord,
+    roster: Roster,
+    counters: FleetCounters,
+    depth_blocks: Column,
+    *,
+    prompt_tokens: int,
+    taken_s: float,
+    degraded: bool = False,
+) -> FleetSnapshot:
+    """Put roster, counters and hit depths together and keep who may be chosen.
+
+    Eligible is an instance whose lease lives and that is neither closing, draining nor asleep. When
+    degraded, leases cannot be judged and count as alive.
+
+    Args:
+        fleet: what the instances share.
+        roster: who serves the model.
+        counters: of the whole fleet.
+        depth_blocks: canonical leading blocks resident, by slot index; shape (slots,).
+        prompt_tokens: length of the prompt.
+        taken_s: wall clock when the counters were asked for.
+        degraded: the counters are old and the depths unknown.
+
+    Raises:
+        NoEligibleInstance: nobody is left.
+    """
+    assert prompt_tokens > 0, prompt_tokens
+    within = roster.slot < len(counters.slots)
+    rows = counters.slots[np.where(within, roster.slot, 0)]
+    usable = within & (rows["flags"] == SlotFlag.USED)
+    if not degraded:
+        usable &= rows["lease_until_s"] >= counters.now_s
+    keep = np.flatnonzero(usable)
+    if keep.size == 0:
+        raise NoEligibleInstance(
+            f"No instance of `{fleet.model_scope}` can take a request now: "
+            f"{len(roster.instances)} known, none alive, awake and not draining. Try again later."
+        )
+    all_kept = keep.size == len(roster.instances)
+    rows = rows if all_kept else rows[keep]
+    slot = roster.slot[keep]
+    reusable = np.minimum(depth_blocks[slot] * fleet.block_size_tokens, prompt_tokens - 1)
+    hit_tokens = reusable - reusable % roster.block_size_tokens[keep]
+    published_s = rows["published_s"]
+    return FleetSnapshot(
+        fleet=fleet,
+        instances=roster.instances
+        if all_kept
+        else tuple(roster.instances[i] for i in keep.tolist()),
+        identity=roster.identity[keep],
+        slot=slot,
+        generation=rows["generation"].astype(np.int64),
+        hit_tokens=hit_tokens,
+        new_prefill_tokens=prompt_tokens - hit_tokens,
+        queued_prefill_tokens=rows["reserved_prefill_tokens"].astype(np.int64),
+        batch_size=rows["reserved_requests"].astype(np.int64) + rows["foreign_requests"],
+        running_count=rows["running_count"].astype(np.int64),
+        waiting_count=rows["waiting_count"].astype(np.int64),
+        kv_usage_ratio=rows["kv_usage_millionths"] / 1e6,
+        counters_age_s=np.where(published_s > 0, counters.now_s - published_s, np.inf),
+        taken_s=taken_s,
+        degraded=degraded,
+    )
+
+
+_COLUMNS = tuple(
+    field.name
+    for field in fields(FleetSnapshot)
+    if field.name not in {"fleet", "instances", "taken_s", "degraded"}
+)
+
+
+def take(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> FleetSnapshot:
+    """The snapshot of these places only, in this order."""
+    return replace(
+        snapshot,
+        instances=tuple(snapshot.instances[i] for i in places.tolist()),
+        **{name: getattr(snapshot, name)[places] for name in _COLUMNS},
+    )
+
+
+def without(snapshot: FleetSnapshot, excluded: AbstractSet[InstanceId]) -> FleetSnapshot:
+    """The snapshot less some instances.
+
+    Raises:
+        NoEligibleInstance: nobody is left.
+    """
+    places = [i for i, r in enumerate(snapshot.instances) if r.instance_id not in excluded]
+    if not places:
+        raise NoEligibleInstance(
+            f"Every instance of `{snapshot.fleet.model_scope}` was tried and failed. Try again later."
+        )
+    return take(snapshot, np.array(places, np.intp))

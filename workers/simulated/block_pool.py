@@ -1,0 +1,128 @@
+"""Paged block pool with reference counts and a prefix cache over full blocks. Pure.
+
+A block is in use (reference count > 0) or free. A free block may still be resident: it keeps its
+content, can be hit, and is evicted only when its place is needed. The same content may occupy
+several blocks: two requests that compute it at the same time each keep their own, so a hash can
+be stored twice and removed twice.
+"""
+
+from collections.abc import Sequence
+
+from workers.simulated.eviction import EvictionPolicy
+from workers.simulated.kv_events import BlocksCleared, BlocksRemoved, KvEvent
+
+
+class BlockPool:
+    """Blocks 0 .. capacity_blocks - 1 of one instance.
+
+    Attributes:
+        capacity_blocks: number of blocks.
+        events: what happened since the owner last took it; eviction and reset add to it here,
+            the owner adds what it stored, which keeps engine order.
+    """
+
+    def __init__(self, *, capacity_blocks: int, eviction: EvictionPolicy) -> None:
+        assert len(eviction) == capacity_blocks, (len(eviction), capacity_blocks)
+        self.capacity_blocks = capacity_blocks
+        self.events: list[KvEvent] = []
+        self._eviction = eviction
+        self._references = [0] * capacity_blocks
+        self._hash_of: list[int | None] = [None] * capacity_blocks
+        self._first: dict[int, int] = {}  # hash -> the block a hit gets
+        self._copies: dict[int, list[int]] = {}  # hash -> further blocks of the same content
+
+    @property
+    def free_count(self) -> int:
+        """Blocks no request holds, resident ones included."""
+        return len(self._eviction)
+
+    @property
+    def used_count(self) -> int:
+        """Blocks held by requests."""
+        return self.capacity_blocks - len(self._eviction)
+
+    def match(self, hashes: Sequence[int], blocks_max: int) -> list[int]:
+        """Resident blocks of the longest leading run of `hashes`, at most `blocks_max` of them."""
+        first = self._first
+        hit = []
+        for block_hash in hashes[:blocks_max]:
+            block_id = first.get(block_hash)
+            if block_id is None:
+                break
+            hit.append(block_id)
+        return hit
+
+    def idle_count(self, block_ids: Sequence[int]) -> int:
+        """How many of these blocks are free, that is, would leave the free blocks when held."""
+        references = self._references
+        return sum(1 for block_id in block_ids if not references[block_id])
+
+    def hold(self, block_ids: Sequence[int]) -> None:
+        """Add one reference to each block; free ones come back into use."""
+        references = self._references
+        for block_id in block_ids:
+            if not references[block_id]:
+                self._eviction.revive(block_id)
+            references[block_id] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free blocks, evicting what they held. The caller checked `free_count`."""
+        assert count <= len(self._eviction), (count, len(self._eviction))
+        evict, references, hash_of = self._eviction.evict, self._references, self._hash_of
+        taken = []
+        removed = []
+        for _ in range(count):
+            block_id = evict()
+            block_hash = hash_of[block_id]
+            if block_hash is not None:
+                self._forget(block_id, block_hash)
+                removed.append(block_hash)
+            references[block_id] = 1
+            taken.append(block_id)
+        if removed:
+            self.events.append(BlocksRemoved(block_hashes=tuple(removed)))
+        return taken
+
+    def store(self, block_ids: Sequence[int], hashes: Sequence[int]) -> None:
+        """Make full blocks, held by the caller and not yet resident, hittable by everybody."""
+        first, hash_of = self._first, self._hash_of
+        for block_id, block_hash in zip(block_ids, hashes, strict=True):
+            assert hash_of[block_id] is None, (block_id, hash_of[block_id])
+            hash_of[block_id] = block_hash
+            if first.setdefault(block_hash, block_id) != block_id:
+                self._copies.setdefault(block_hash, []).append(block_id)
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference of each block of a chain, tail first, so that its tail goes first."""
+        references = self._references
+        freed = []
+        for block_id in reversed(block_ids):
+            references[block_id] -= 1
+            assert references[block_id] >= 0, block_id
+            if not references[block_id]:
+                freed.append(block_id)
+        self._eviction.release(freed)
+
+    def reset(self) -> bool:
+        """Forget all content. False, and nothing happens, while any block is in use."""
+        if self.used_count:
+            return False
+        self._hash_of = [None] * self.capacity_blocks
+        self._first.clear()
+        self._copies.clear()
+        self.events.append(BlocksCleared())
+        return True
+
+    def _forget(self, block_id: int, block_hash: int) -> None:
+        self._hash_of[block_id] = None
+        copies = self._copies.get(block_hash)
+        if self._first[block_hash] == block_id:
+            if copies:
+                self._first[block_hash] = copies.pop(0)
+            else:
+                del self._first[block_hash]
+        else:
+            assert copies, block_hash
+            copies.remove(block_id)
+        if copies is not None and not copies:
+            del self._copies[block_hash]

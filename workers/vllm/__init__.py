@@ -1,0 +1,1 @@
+"""Real vLLM, started with the flags this system relies on."""
