@@ -171,7 +171,7 @@ class LocalFleet:
     async def stop(self) -> None:
         """Routers finish their requests, then sidecars give their slots back, then the rest."""
         try:
-            await _stop_all(self.routers, self.config.drain_s)
+            await _stop_all(self.routers, self.config.drain_s + STOP_GRACE_S)
             await _stop_all(self.sidecars, STOP_GRACE_S)
             await _stop_all(self.workers, STOP_GRACE_S)
             await _stop_all([self.redis], STOP_GRACE_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.config import FleetConfig
 
-SIM_MODEL_DIR = Path(__file__).with_name("sim_model")
+SIM_MODEL_DIR = Path(__file__).parents[1] / "workers/simulated/tokenizer"
 """Tokenizer and chat template of the simulated model; engines and routers read the same files."""
 
 ROUTER_CACHE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
@@ -95,14 +95,16 @@ def _worker(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         speedup=config.speedup,
-        event_endpoint=f"tcp://{config.host}:{events}",
-        replay_endpoint=f"tcp://{config.host}:{replay}",
+        event_endpoint=f"tcp://*:{events}",  # vLLM's rule: only a wildcard is bound
+        replay_endpoint=f"tcp://*:{replay}",
         tokenizer_path=SIM_MODEL_DIR,
     )
     sidecar_command = _program(
         "indexer",
         engine_url=engine_url,
         redis_url=redis_url,
+        block_size_tokens=config.block_size_tokens,
+        metrics_host=config.host,
         metrics_port=metrics,
         **({"journal_path": journal_path} if config.journal else {}),
     )
@@ -126,6 +128,8 @@ def _router(config: FleetConfig, redis_url: str, port: int, admin_port: int) -> 
         policy=config.policy,
         allow_policy_override="true",
         tokenizers=json.dumps({config.model_name: str(SIM_MODEL_DIR)}),
+        drain_notice_s=0,  # no load balancer needs the time: the port itself is shared
+        drain_deadline_s=config.drain_s,
         log_level=config.log_level,
     )
     return RouterPlan(admin_url=f"http://{config.host}:{admin_port}", command=command)

@@ -37,7 +37,7 @@ class Roster:
         return cls(
             instances=instances,
             identity=np.array(
-                [xxhash.xxh3_64_intdigest(record.instance_id) for record in instances], np.uint64
+                [xxhash.xxh3_64_intdigest(record.instance_id.encode()) for record in instances], np.uint64
             ),
             slot=np.array(slots, np.int64),
             block_size_tokens=np.array([r.block_size_tokens for r in instances], np.int64),

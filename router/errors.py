@@ -14,14 +14,19 @@ class DropReason(StrEnum):
 
     REQUEST_INVALID = "request-invalid"
     BODY_TOO_LARGE = "body-too-large"
+    BODY_TOO_SLOW = "body-too-slow"
     MODEL_UNKNOWN = "model-unknown"
     PROMPT_TOO_LONG = "prompt-too-long"
     OVERLOADED = "overloaded"
+    DRAINING = "draining"
     TOKENIZER_UNAVAILABLE = "tokenizer-unavailable"
+    TOKENIZER_SLOW = "tokenizer-slow"
+    TEMPLATE_FAILED = "template-failed"
     NO_ELIGIBLE_INSTANCE = "no-eligible-instance"
     INDEX_UNAVAILABLE = "index-unavailable"
     UPSTREAM_FAILED = "upstream-failed"
     UPSTREAM_TIMEOUT = "upstream-timeout"
+    CLIENT_GONE = "client-gone"
 
 
 class RouterError(Exception):
@@ -48,6 +53,29 @@ class RequestInvalid(RouterError):  # noqa: N818 - names a condition, not an Err
         self.reason = reason
 
 
+class BodyTooLarge(RouterError):  # noqa: N818
+    """The request's body is over the limit of this router."""
+
+    reason = DropReason.BODY_TOO_LARGE
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"The request body is larger than {limit_bytes} bytes. Send a shorter prompt, or raise "
+            "the router's body_bytes_max."
+        )
+
+
+class BodyTooSlow(RouterError):  # noqa: N818
+    """The request's body did not arrive in time."""
+
+    reason = DropReason.BODY_TOO_SLOW
+
+    def __init__(self, deadline_s: float) -> None:
+        super().__init__(
+            f"The request body did not arrive within {deadline_s:g} s. Send it faster."
+        )
+
+
 class ModelUnknown(RouterError):  # noqa: N818
     """No fleet serves the model under this name."""
 
@@ -66,6 +94,12 @@ class Overloaded(RouterError):  # noqa: N818
     retry_after_s = 1.0
 
 
+class Draining(Overloaded):
+    """This router is being stopped and takes no new request."""
+
+    reason = DropReason.DRAINING
+
+
 class NoEligibleInstance(RouterError):  # noqa: N818
     """The model is known, but no instance may take the request now."""
 
@@ -80,24 +114,48 @@ class IndexUnavailable(RouterError):  # noqa: N818
     retry_after_s = 2.0
 
 
-class TokenizerUnavailable(RouterError):  # noqa: N818
-    """The model's tokenizer cannot be loaded here."""
+class TokensUnknown(RouterError):  # noqa: N818
+    """The prompt's token ids are not to be had; `route.py` then routes without prefix hits."""
 
-    reason = DropReason.TOKENIZER_UNAVAILABLE
-    retry_after_s = 30.0
+    def __init__(self, reason: DropReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class UpstreamFailed(RouterError):  # noqa: N818
-    """The chosen instance did not answer, or broke off."""
+    """The chosen instance did not answer, or broke off.
+
+    Attributes:
+        instance_id: the chosen instance.
+        before_first_byte: nothing of its answer has reached the client.
+        timeout: it was given all the time there was, so nobody else is asked.
+    """
 
     reason = DropReason.UPSTREAM_FAILED
     retry_after_s = 1.0
 
     def __init__(
-        self, instance_id: InstanceId, message: str, *, before_first_byte: bool, timeout: bool = False
+        self,
+        instance_id: InstanceId,
+        message: str,
+        *,
+        before_first_byte: bool,
+        timeout: bool = False,
     ) -> None:
         super().__init__(message)
         self.instance_id = instance_id
         self.before_first_byte = before_first_byte
+        self.timeout = timeout
         if timeout:
             self.reason = DropReason.UPSTREAM_TIMEOUT
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another instance may be asked."""
+        return self.before_first_byte and not self.timeout
+
+
+class ClientGone(RouterError):  # noqa: N818
+    """The client closed its connection, or stopped reading for too long."""
+
+    reason = DropReason.CLIENT_GONE

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import redis.asyncio
 import structlog
 from redis.exceptions import RedisError, ResponseError
 
@@ -17,6 +16,7 @@ from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord,
 from router import telemetry
 from router.eligibility import Roster, assemble
 from router.errors import IndexUnavailable
+from router.redis_link import WEATHER, RedisLink
 from router.snapshot import FleetSnapshot
 
 log = structlog.get_logger()
@@ -29,9 +29,6 @@ FIND_MISS_S: Final = 0.25
 
 READY_AGE_S: Final = 5.0
 """A router that has not heard from Redis for this long is not ready."""
-
-WEATHER: Final = (RedisError, OSError, TimeoutError)
-"""What a Redis that is gone, slow or restarting looks like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +64,12 @@ class IndexClient:
     """Reads fleets, instances, counters and prefix hits; every call has a deadline.
 
     Args:
-        redis: client with a connection pool; replies must stay bytes.
-        deadline_s: for one call, connecting included.
+        link: to Redis.
+        deadline_s: for one call.
     """
 
-    def __init__(self, redis: redis.asyncio.Redis, *, deadline_s: float) -> None:
-        self._redis = redis
+    def __init__(self, link: RedisLink, *, deadline_s: float) -> None:
+        self._link = link
         self._deadline_s = deadline_s
         self._fleets: dict[FleetId, _Fleet] = {}
         self._models: dict[str, ServedModel] = {}
@@ -104,7 +101,7 @@ class IndexClient:
             RedisError, OSError, TimeoutError: Redis is gone or slow.
         """
         async with asyncio.timeout(self._deadline_s):
-            members = await self._redis.smembers(keys.directory())
+            members = await self._link.execute_command("SMEMBERS", keys.directory())
         found = [FleetId(member.decode()) for member in members]
         for fleet in found:
             await self._refresh_fleet(fleet, None)
@@ -117,7 +114,7 @@ class IndexClient:
         """Read record and instances of a fleet if its membership is not the known one."""
         async with asyncio.timeout(self._deadline_s):
             counters = seen or functions.fleet_counters(
-                await functions.run(self._redis, functions.read(fleet))
+                await functions.run(self._link, functions.read(fleet))
             )
             known = self._fleets.get(fleet)
             if counters is None:
@@ -129,18 +126,17 @@ class IndexClient:
             ):
                 known.counters = counters
                 return
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.hmget(
-                    keys.fleet(fleet),
-                    ["model_scope", "block_size_tokens", "partitions", "bucket_bits", "epoch"],
-                )
-                pipe.hgetall(keys.instances(fleet))
-                shape, raw = await pipe.execute()
+            shape, raw = await self._link.execute(
+                [
+                    ("HMGET", keys.fleet(fleet), *functions.FLEET_FIELDS),
+                    ("HGETALL", keys.instances(fleet)),
+                ]
+            )
         if None in shape:
             self._fleets.pop(fleet, None)
             return
         record = functions.fleet_record(fleet, shape)
-        instances = _decode_instances(raw)
+        instances = _decode_instances(dict(zip(raw[::2], raw[1::2], strict=True)))
         self._fleets[fleet] = _Fleet(
             record=record,
             membership=counters.membership,
@@ -222,23 +218,18 @@ class IndexClient:
         calls = [functions.read(fleet.fleet_id)]
         if hashes:
             calls += [functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
+        commands = [call.command() for call in calls]
         try:
-            replies = await self._pipeline(calls)
+            replies = await self._link.execute(commands)
         except ResponseError as error:
             if not functions.is_missing(error):
                 raise
-            await functions.load(self._redis)
-            replies = await self._pipeline(calls)
+            await functions.load(self._link)
+            replies = await self._link.execute(commands)
         for partition, reply in enumerate(replies[1:]):
             first = partition * SLOTS_PER_PARTITION_MAX
             functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
         return functions.fleet_counters(replies[0])
-
-    async def _pipeline(self, calls: list[functions.Call]) -> list[Any]:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for call in calls:
-                pipe.execute_command(*call.command())
-            return list(await pipe.execute())
 
     async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel:
         """The same model after whatever changed in its fleet's membership."""

@@ -11,11 +11,10 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import redis.asyncio
 import structlog
 from redis.exceptions import ResponseError
 
@@ -28,9 +27,9 @@ from router.book import Book, Phase, new_router_id
 from router.choose import lottery, rank
 from router.eligibility import take
 from router.errors import NoEligibleInstance
-from router.index_client import WEATHER
 from router.policies.base import Policy
 from router.policies.lmetric import LMetric
+from router.redis_link import WEATHER, RedisLink
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 
 log = structlog.get_logger()
@@ -57,12 +56,12 @@ class Ledger:
     `reserve` is awaited before dispatch; `prefilled` and `release` return at once.
 
     Args:
-        redis: client with a connection pool; replies must stay bytes.
+        link: to Redis.
         deadline_s: for one reservation, and for one send of notes.
     """
 
-    def __init__(self, redis: redis.asyncio.Redis, *, deadline_s: float) -> None:
-        self._redis = redis
+    def __init__(self, link: RedisLink, *, deadline_s: float) -> None:
+        self._link = link
         self._deadline_s = deadline_s
         self._books: dict[FleetId, Book] = {}
         self._notes: deque[tuple[Book, str, int]] = deque()
@@ -136,7 +135,7 @@ class Ledger:
                 choice=-1 if product else 0,
                 expected_batch_size=int(snapshot.batch_size[places[0]]) if checked else -1,
             )
-            status, index, states = await functions.run(self._redis, call)
+            status, index, states = await functions.run(self._link, call)
             telemetry.RESERVATIONS.labels(status=status.decode()).inc()
             snapshot = _with_counters(snapshot, places, states)
             match status:
@@ -211,19 +210,17 @@ class Ledger:
 
     async def _send_notes(self) -> None:
         batch = [self._notes[i] for i in range(min(len(self._notes), NOTES_PER_SEND_MAX))]
-        async with (
-            asyncio.timeout(self._deadline_s),
-            self._redis.pipeline(transaction=False) as pipe,
-        ):
-            for book, kind, sequence in batch:
-                call = _NOTES[kind](book.fleet.fleet_id, book.router_id, sequence)
-                pipe.execute_command(*call.command())
-            replies: list[Any] = await pipe.execute(raise_on_error=False)
-            for reply in replies:
-                if isinstance(reply, ResponseError) and functions.is_missing(reply):
-                    await functions.load(self._redis)
-                if isinstance(reply, Exception):
-                    raise reply
+        commands = [
+            _NOTES[kind](book.fleet.fleet_id, book.router_id, sequence).command()
+            for book, kind, sequence in batch
+        ]
+        async with asyncio.timeout(self._deadline_s):
+            try:
+                replies = await self._link.execute(commands)
+            except ResponseError as error:
+                if functions.is_missing(error):
+                    await functions.load(self._link)
+                raise
         # Notes leave the queue only now: a failed batch is sent again, and each may be taken twice.
         for (book, kind, _), reply in zip(batch, replies, strict=True):
             self._notes.popleft()
@@ -237,7 +234,7 @@ class Ledger:
                 return
             router_id = new_router_id()
             call = functions.register(book.fleet.fleet_id, router_id, begin=True)
-            await functions.run(self._redis, call)
+            await functions.run(self._link, call)
             book.router_id, book.registered = router_id, True
             book.renewed_s = time.monotonic()
             book.needs_sync = bool(book.entries)
@@ -247,12 +244,12 @@ class Ledger:
     async def _renew(self, book: Book) -> None:
         if book.registered:
             call = functions.register(book.fleet.fleet_id, book.router_id, begin=False)
-            book.registered = await functions.run(self._redis, call) == 1
+            book.registered = await functions.run(self._link, call) == 1
             book.renewed_s = time.monotonic()
             if not book.registered:
                 telemetry.LEASES_LOST.inc()
         await self._register(book)
-        taken = await functions.run(self._redis, functions.reap(book.fleet.fleet_id))
+        taken = await functions.run(self._link, functions.reap(book.fleet.fleet_id))
         if taken:
             router_id, reservations = taken
             telemetry.REAPED.inc(reservations)
@@ -269,7 +266,7 @@ class Ledger:
                 book.packed(),
                 forget_tombstones=not book.needs_sync,
             )
-            reply = await functions.run(self._redis, call)
+            reply = await functions.run(self._link, call)
         if not reply:
             book.registered = False
             return
@@ -286,7 +283,7 @@ class Ledger:
                 for book in self._books.values():
                     if book.registered:
                         call = functions.reap(book.fleet.fleet_id, book.router_id)
-                        await functions.run(self._redis, call)
+                        await functions.run(self._link, call)
 
     # -- small parts ------------------------------------------------------------------------------
 

@@ -93,7 +93,8 @@ LEDGER_ERRORS: Final = Counter(
     "timestable_router_ledger_errors", "Rounds of ledger notes that Redis did not take."
 )
 LEDGER_CORRECTIONS: Final = Counter(
-    "timestable_router_ledger_corrections", "Reservations in Redis corrected to this router's books."
+    "timestable_router_ledger_corrections",
+    "Reservations in Redis corrected to this router's books.",
 )
 LEASES_LOST: Final = Counter(
     "timestable_router_leases_lost", "Registrations of this router that others have reaped."

@@ -45,9 +45,11 @@ assert RESERVATION.size == 11, RESERVATION.size
 
 
 class RedisClient(Protocol):
-    """What is needed of a redis-py asyncio client (single server or cluster)."""
+    """What is needed of a client; redis-py's asyncio clients have it."""
 
-    async def execute_command(self, *args: Any, **options: Any) -> Any: ...
+    async def execute_command(self, *args: Any) -> Any:
+        """Send one command and return its answer, bytes undecoded."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +173,12 @@ def create(fleet: FleetRecord) -> Call:
     )
 
 
+FLEET_FIELDS: Final = ("model_scope", "block_size_tokens", "partitions", "bucket_bits", "epoch")
+"""Of the hash at `keys.fleet`, in the order in which `create` returns them."""
+
+
 def fleet_record(fleet: FleetId, reply: Sequence[Any]) -> FleetRecord:
-    """Decode what `create` returned, or the same five fields read with HMGET."""
+    """Decode what `create` returned, or FLEET_FIELDS read with HMGET."""
     scope, block_size_tokens, partitions, bucket_bits, epoch = reply
     return FleetRecord(
         fleet_id=fleet,

@@ -1,0 +1,43 @@
+"""What can go wrong in a sidecar, one class per condition."""
+
+import redis.exceptions
+
+REDIS_WEATHER = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.ResponseError,
+    OSError,
+)
+"""What a Redis call may raise while the server is away, failing over, loading or out of memory."""
+
+
+class IndexerError(Exception):
+    """Base of all operating errors of the sidecar."""
+
+
+class EngineUnreachable(IndexerError):  # noqa: N818 - names a condition, not an Error class hierarchy
+    """The engine does not answer now; asking again later may help."""
+
+
+class EngineUnsuitable(IndexerError):  # noqa: N818
+    """The engine answers, but cannot be indexed as it is; the message says what to change."""
+
+
+class EngineRestarted(IndexerError):  # noqa: N818
+    """Another engine process answers under the same address: everything known of it is void."""
+
+
+class FleetChanged(IndexerError):  # noqa: N818
+    """The fleet was founded anew with another shape while this sidecar was a member."""
+
+
+class FleetFull(IndexerError):  # noqa: N818
+    """Every slot of the fleet is taken or waits to be swept."""
+
+
+class MalformedBatch(IndexerError):  # noqa: N818
+    """A message on the event socket is not a batch of KV events."""
+
+
+class ReplayFailed(IndexerError):  # noqa: N818
+    """The engine's replay socket did not answer, or broke off."""

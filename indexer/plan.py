@@ -1,0 +1,148 @@
+"""From what the engine tells and the operator wants to the fleet's shape and the instances."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from indexer.config import SidecarConfig
+from indexer.contract import keys
+from indexer.contract.identifiers import InstanceId
+from indexer.contract.limits import BLOCKS_PER_BUCKET_MEAN, BUCKET_BITS_MAX, BUCKET_BITS_MIN
+from indexer.contract.records import FleetRecord, InstanceRecord
+from indexer.engine_api import EngineInfo
+from indexer.engine_metrics import CacheConfig
+from indexer.errors import EngineUnsuitable
+from indexer.event_source import EventSource, spread
+
+CAPACITY_BLOCKS_ASSUMED: Final = 1 << 16
+"""Device blocks of an engine that does not tell; only the number of buckets depends on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """One instance to be."""
+
+    source: EventSource
+    record: InstanceRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One engine process: the fleet to join, and an instance per data-parallel rank.
+
+    Attributes:
+        wish: shape of the fleet if this engine founds it.
+        ranks: at least one.
+    """
+
+    wish: FleetRecord
+    ranks: tuple[RankPlan, ...]
+
+
+def plan(config: SidecarConfig, engine: EngineInfo) -> Plan:
+    """Plan the instances of an engine process; every call draws new instance ids.
+
+    Raises:
+        EngineUnsuitable: the engine cannot be indexed as it is; the message says what to change.
+    """
+    sources = event_sources(config, engine)
+    scope = config.model_scope or engine.models[0]
+    caches = [cache_of(engine.caches, source.rank) for source in sources]
+    records = [
+        _record(config, engine, source, cache, ranks=len(sources))
+        for source, cache in zip(sources, caches, strict=True)
+    ]
+    wish = FleetRecord(
+        fleet_id=keys.fleet_id(scope),
+        model_scope=scope,
+        block_size_tokens=config.block_size_tokens,
+        partitions=config.partitions,
+        bucket_bits=bucket_bits(config, caches[0]),
+        epoch=secrets.randbits(64),
+    )
+    ranks = zip(sources, records, strict=True)
+    return Plan(wish=wish, ranks=tuple(RankPlan(source=s, record=r) for s, r in ranks))
+
+
+def event_sources(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSource]:
+    """Event sockets by rank: what the engine tells, over it what the operator says."""
+    if config.event_endpoint is not None:
+        told = engine.sources or ()
+        ranks = [source.rank for source in told] or list(range(len(engine.caches)))
+        topic = config.event_topic
+        if topic is None:
+            topic = told[0].topic if told else ""
+        return spread(
+            [
+                EventSource(
+                    rank=rank,
+                    endpoint=config.event_endpoint,
+                    replay_endpoint=config.replay_endpoint,
+                    topic=topic,
+                )
+                for rank in ranks
+            ]
+        )
+    if engine.sources is None:
+        raise EngineUnsuitable(
+            "the engine has no GET /kv_event_sources (it is older than vLLM 0.32): tell where its "
+            "KV events are with --event_endpoint and --replay_endpoint"
+        )
+    if not engine.sources:
+        raise EngineUnsuitable(
+            "the engine publishes no KV events: start vLLM with --kv-events-config "
+            '\'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '
+            '"replay_endpoint": "tcp://*:5558"}\''
+        )
+    return engine.sources
+
+
+def check_block_sizes(engine_tokens: int, fleet_tokens: int) -> None:
+    """Refuse an engine whose blocks do not fit the fleet's.
+
+    Raises:
+        EngineUnsuitable: neither size divides the other.
+    """
+    if engine_tokens % fleet_tokens and fleet_tokens % engine_tokens:
+        raise EngineUnsuitable(
+            f"the engine's blocks of {engine_tokens} tokens do not fit the fleet's canonical "
+            f"blocks of {fleet_tokens}: one must divide the other. Found the fleet with another "
+            "--block_size_tokens, or give the engine another --block-size"
+        )
+
+
+def bucket_bits(config: SidecarConfig, cache: CacheConfig) -> int:
+    """Size of a partition's index, so that its buckets keep their mean when it is full."""
+    capacity = cache.capacity_blocks or CAPACITY_BLOCKS_ASSUMED
+    blocks = capacity * cache.block_size_tokens * config.instances_expected
+    buckets = -(-blocks // (config.block_size_tokens * BLOCKS_PER_BUCKET_MEAN))
+    return min(max((buckets - 1).bit_length(), BUCKET_BITS_MIN), BUCKET_BITS_MAX)
+
+
+def cache_of(caches: Mapping[str, CacheConfig], rank: int) -> CacheConfig:
+    """The rank's own cache shape, or the only kind there is."""
+    return caches.get(str(rank)) or next(iter(caches.values()))
+
+
+def _record(
+    config: SidecarConfig, engine: EngineInfo, source: EventSource, cache: CacheConfig, *, ranks: int
+) -> InstanceRecord:
+    url = (config.advertised_url or config.engine_url).rstrip("/")
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    nonce = secrets.token_hex(4)
+    return InstanceRecord(
+        instance_id=InstanceId(f"{host}:{port}/{source.rank}#{nonce}"),
+        url=url,
+        models=list(engine.models),
+        model_root=engine.model_root,
+        block_size_tokens=cache.block_size_tokens,
+        adapters=list(engine.adapters),
+        max_model_len_tokens=engine.max_model_len_tokens,
+        capacity_blocks=cache.capacity_blocks,
+        data_parallel_rank=source.rank if ranks > 1 else None,
+        engine_version=engine.version,
+    )

@@ -1,0 +1,145 @@
+"""What only one sidecar of a fleet may do at a time: founding, sweeping dead slots, reaping routers.
+
+A leased mark in Redis chooses the one. Sweeping a slot that was meanwhile handed out again would take
+a live instance's blocks, so the mark is held, and looked at, before every page.
+"""
+
+import asyncio
+import secrets
+from typing import Final
+
+import numpy as np
+import structlog
+from redis.asyncio import Redis
+
+from indexer.contract import functions, keys
+from indexer.contract.identifiers import FleetId, SlotIndex
+from indexer.contract.limits import INSTANCE_GRACE_S, SWEEP_BUCKETS_PER_CALL_MAX
+from indexer.contract.records import FleetRecord, SlotFlag
+from indexer.errors import REDIS_WEATHER
+from indexer.telemetry import Telemetry
+
+MARK_TTL_S: Final = 10.0
+"""Far above one page of a sweep, so that a holder that still works has not lost it."""
+
+ROUND_S: Final = 1.0
+FOUNDING_POLL_S: Final = 0.02
+REAPS_PER_ROUND_MAX: Final = 16
+SCAN_KEYS_PER_PAGE: Final = 1000
+
+
+class Mark:
+    """The leased mark of one fleet, as held by this process."""
+
+    def __init__(self, redis: Redis, fleet: FleetId) -> None:
+        self._redis = redis
+        self._key = keys.sweeper(fleet)
+        self._token = secrets.token_hex(8).encode()
+
+    async def hold(self) -> bool:
+        """Take or renew the mark; False while another process has it."""
+        ttl_ms = int(MARK_TTL_S * 1000)
+        if await self._redis.set(self._key, self._token, nx=True, px=ttl_ms):
+            return True
+        if await self._redis.get(self._key) != self._token:
+            return False
+        return bool(await self._redis.pexpire(self._key, ttl_ms))
+
+    async def release(self) -> None:
+        """Let another process have it at once."""
+        if await self._redis.get(self._key) == self._token:
+            await self._redis.delete(self._key)
+
+
+async def found(redis: Redis, wish: FleetRecord, mark: Mark) -> FleetRecord:
+    """Join a fleet's record, or found the fleet as wished.
+
+    The index has no expiry of its own while the record has, so a founder first clears away what an
+    earlier fleet of the same name has left: its blocks would be credited to the new instances.
+    """
+    while not await redis.exists(keys.fleet(wish.fleet_id)):
+        if not await mark.hold():
+            await asyncio.sleep(FOUNDING_POLL_S)
+            continue
+        if await redis.exists(keys.fleet(wish.fleet_id)):
+            break
+        for partition in range(wish.partitions):
+            await _clear(redis, keys.partition(wish.fleet_id, partition))
+        break
+    return functions.fleet_record(
+        wish.fleet_id, await functions.run(redis, functions.create(wish))
+    )
+
+
+async def _clear(redis: Redis, prefix: str) -> None:
+    page: list[bytes] = []
+    async for key in redis.scan_iter(match=f"{prefix}*", count=SCAN_KEYS_PER_PAGE):
+        page.append(key)
+        if len(page) >= SCAN_KEYS_PER_PAGE:
+            await redis.unlink(*page)
+            page.clear()
+    if page:
+        await redis.unlink(*page)
+
+
+class Sweeper:
+    """Frees the slots of dead instances and takes back what dead routers have reserved."""
+
+    def __init__(self, redis: Redis, fleet: FleetRecord, mark: Mark, telemetry: Telemetry) -> None:
+        self._redis = redis
+        self._fleet = fleet
+        self._mark = mark
+        self._telemetry = telemetry
+        self._log = structlog.get_logger()
+
+    async def run(self) -> None:
+        """Work once a second while this process has the mark; Redis may be away."""
+        while True:
+            try:
+                await self.round()
+            except (*REDIS_WEATHER, ValueError) as error:
+                self._telemetry.redis_failures.labels("", "sweep").inc()
+                self._log.warning("sweep_failed", error=str(error))
+            await asyncio.sleep(ROUND_S)
+
+    async def round(self) -> None:
+        """Sweep every dead slot and reap dead routers, if the mark can be had."""
+        if not await self._mark.hold():
+            return
+        for _ in range(REAPS_PER_ROUND_MAX):
+            reply = await functions.run(self._redis, functions.reap(self._fleet.fleet_id))
+            if not reply:
+                break
+            self._telemetry.reaped.labels("").inc(int(reply[1]))
+            self._log.warning("router_reaped", router=reply[0].decode(), reservations=int(reply[1]))
+        for slot, generation in await self._dead_slots():
+            await self.retire(slot, generation, grace_s=INSTANCE_GRACE_S)
+
+    async def retire(self, slot: SlotIndex, generation: int, *, grace_s: float) -> None:
+        """Close a slot whose lease has been dead for grace_s (-1: at once), sweep it, free it.
+
+        Does as much of it as it may: without the mark the slot stays closed for whoever has it.
+        """
+        fleet = self._fleet.fleet_id
+        closing = functions.close(fleet, slot, generation, grace_s)
+        if not await functions.run(self._redis, closing):
+            return
+        for first in range(0, 1 << self._fleet.bucket_bits, SWEEP_BUCKETS_PER_CALL_MAX):
+            if not await self._mark.hold():
+                return
+            buckets = min(SWEEP_BUCKETS_PER_CALL_MAX, (1 << self._fleet.bucket_bits) - first)
+            await functions.run(self._redis, functions.sweep(fleet, slot, first, buckets))
+        if await functions.run(self._redis, functions.free(fleet, slot, generation)):
+            self._telemetry.sweeps.labels("").inc()
+            self._log.info("slot_freed", slot=slot, generation=generation)
+
+    async def _dead_slots(self) -> list[tuple[SlotIndex, int]]:
+        reply = await functions.run(self._redis, functions.read(self._fleet.fleet_id))
+        counters = functions.fleet_counters(reply)
+        if counters is None:
+            return []
+        slots = counters.slots
+        closing = (slots["flags"] & SlotFlag.CLOSING) != 0
+        dead = (slots["flags"] != 0) & (slots["lease_until_s"] + INSTANCE_GRACE_S < counters.now_s)
+        found_slots = np.flatnonzero(closing | dead)
+        return [(SlotIndex(int(i)), int(slots["generation"][i])) for i in found_slots]

@@ -1,0 +1,36 @@
+"""Errors a person who runs the load generator can act on; the message says what to change."""
+
+from pathlib import Path
+
+
+class LoadgenError(Exception):
+    """Base of every error that ends a run before or instead of measuring."""
+
+
+class TraceError(LoadgenError):
+    """A trace file, or one row of it, cannot be used.
+
+    Args:
+        path: the file.
+        reason: what is wrong, in words that name the field.
+        line_number: line counted from 1; None when the whole file is meant.
+    """
+
+    def __init__(self, path: Path, reason: str, *, line_number: int | None = None) -> None:
+        where = f"{path}" if line_number is None else f"{path}, line {line_number}"
+        super().__init__(f"{where}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.line_number = line_number
+
+
+class SliceError(LoadgenError):
+    """The wanted slice of a trace is empty or cannot be made from these rows."""
+
+
+class RecordsError(LoadgenError):
+    """A file of request records cannot be read."""
+
+
+class EndpointError(LoadgenError):
+    """The URL under test is malformed or tells nothing about its model."""

@@ -1,0 +1,325 @@
+"""The life of a request, top to bottom. Whatever is decided about failures is decided here."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from indexer.contract import block_hash
+from indexer.contract.block_hash import TOKEN_BYTES
+from indexer.contract.limits import BLOCKS_PER_LOOKUP_MAX
+from router import telemetry
+from router.admission import Admission, Ticket
+from router.api_call import ApiCall, ChatPrompt
+from router.choose import rank
+from router.eligibility import without
+from router.errors import (
+    DropReason,
+    IndexUnavailable,
+    ModelUnknown,
+    NoEligibleInstance,
+    RequestInvalid,
+    RouterError,
+    TokensUnknown,
+    UpstreamFailed,
+)
+from router.index_client import READY_AGE_S, IndexClient, ServedModel
+from router.ledger import Ledger
+from router.policies.base import Policy
+from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
+from router.telemetry import RequestRecord
+from router.tokenize import EncodedPrompt, Tokenizer, estimate
+from router.upstream import Answer, Upstream
+
+RETRIED_STATUSES: Final = frozenset({502, 503, 504})
+"""An instance that says this has not begun: another one may be able to."""
+
+
+class Exchange(Protocol):
+    """One request and its answer, as the HTTP side holds them."""
+
+    @property
+    def started(self) -> bool:
+        """Whether a part of the answer may have reached the client."""
+        ...
+
+    async def receive(self, ticket: Ticket) -> ApiCall:
+        """Read and check the request.
+
+        Raises:
+            RequestInvalid, BodyTooLarge, BodyTooSlow, Overloaded.
+        """
+        ...
+
+    async def start(self, answer: Answer, decision: Decision) -> None:
+        """Begin the client's answer with the instance's status and headers."""
+        ...
+
+    async def write(self, chunk: bytes) -> None:
+        """Send a piece of the body; raises ClientGone."""
+        ...
+
+    async def finish(self) -> None:
+        """End the answer; raises ClientGone."""
+        ...
+
+    async def break_off(self, error: RouterError) -> None:
+        """End an answer that cannot be completed so that the client notices."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A request and everything its decision rests on."""
+
+    call: ApiCall
+    policy: Policy
+    view: RequestView
+    snapshot: FleetSnapshot
+
+
+class Router:
+    """Routes requests. Steps are numbered as in ARCHITECTURE.md, "Life of a request".
+
+    Args:
+        admission: the door.
+        tokenizer: prompt -> token ids.
+        index: models and snapshots.
+        ledger: reservations.
+        upstream: to the instances.
+        policies: all that can be asked for, by name.
+        default_policy: for requests that ask for none.
+        allow_policy_override: whether a request may ask for one.
+        retries_max: further instances asked before the first byte.
+    """
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        tokenizer: Tokenizer,
+        index: IndexClient,
+        ledger: Ledger,
+        upstream: Upstream,
+        policies: Mapping[str, Policy],
+        default_policy: str,
+        allow_policy_override: bool,
+        retries_max: int,
+    ) -> None:
+        assert default_policy in policies, default_policy
+        self._admission = admission
+        self._tokenizer = tokenizer
+        self._index = index
+        self._ledger = ledger
+        self._upstream = upstream
+        self._policies = policies
+        self._default_policy = default_policy
+        self._allow_policy_override = allow_policy_override
+        self._retries_max = retries_max
+        self._sequence = itertools.count()
+
+    async def route(self, exchange: Exchange, record: RequestRecord) -> None:
+        """Answer one request.
+
+        Raises:
+            RouterError: the answer has not been started; it is the caller's to send.
+        """
+        try:
+            with self._admission.enter() as ticket:  # 1 bounded, else Overloaded
+                call = await exchange.receive(ticket)
+                record.received_s = asyncio.get_running_loop().time()
+                question = await self._look(call, record)  # 2 - 4
+                await self._dispatch(question, exchange, record)  # 5 - 8
+            record.outcome = "completed"
+        except RouterError as error:
+            record.outcome = error.reason
+            if not exchange.started:
+                raise
+            await exchange.break_off(error)
+        except asyncio.CancelledError:
+            record.outcome = DropReason.CLIENT_GONE
+            raise
+        finally:
+            record.e2e_s = asyncio.get_running_loop().time() - record.accepted_s
+
+    async def explain(self, exchange: Exchange, record: RequestRecord) -> Decision:
+        """Decide as in `route`, with nothing sent and nothing reserved.
+
+        Raises:
+            RouterError: as in `route`.
+        """
+        with self._admission.enter() as ticket:
+            call = await exchange.receive(ticket)
+            question = await self._look(call, record)
+        view, snapshot = question.view, question.snapshot
+        scores = question.policy(view, snapshot)
+        return Decision(
+            policy=question.policy.name,
+            snapshot=snapshot,
+            scores=scores,
+            index=int(rank(scores, view, snapshot, 1)[0]),
+            snapshot_age_s=time.time() - snapshot.taken_s,
+        )
+
+    async def _look(self, call: ApiCall, record: RequestRecord) -> Question:
+        """Steps 2 to 4: what the decision rests on."""
+        policy = self._policy(call)
+        record.model, record.stream, record.policy = call.model, call.stream, policy.name
+        record.prompts_count = call.prompts_count
+        if call.prompts_count > 1:
+            telemetry.MULTI_PROMPT.inc()
+        served = await self._served(call.model)
+        record.fleet = served.fleet.model_scope
+
+        prompt = await self._tokens(served, call, record)  # 2 text -> token ids
+        record.prompt_tokens = prompt.prompt_tokens
+        _refuse_too_long(prompt, served, call)
+        hashes = _hashes(prompt, served, call)  # 3 token ids -> block hashes
+        snapshot = await self._index.snapshot(served, hashes, prompt.prompt_tokens)  # 4 one lookup
+        if snapshot.degraded:
+            record.degraded, record.degraded_cause = True, "index"
+        view = RequestView(
+            request_id=call.request_id,
+            sequence=next(self._sequence),
+            prompt_tokens=prompt.prompt_tokens,
+            session_id=call.session_id,
+            turn=call.turn,
+        )
+        return Question(call=call, policy=policy, view=view, snapshot=snapshot)
+
+    async def _served(self, model: str) -> ServedModel:
+        served = await self._index.find(model)
+        if served is not None:
+            return served
+        if self._index.heard_age_s() > READY_AGE_S:
+            raise IndexUnavailable(
+                f"The index (Redis) does not answer, so nobody knows who serves `{model}`. "
+                "Try again later."
+            )
+        if not self._index.models():
+            raise NoEligibleInstance("No instance has announced itself. Try again later.")
+        raise ModelUnknown(model, list(self._index.models()))
+
+    async def _tokens(
+        self, served: ServedModel, call: ApiCall, record: RequestRecord
+    ) -> EncodedPrompt:
+        try:
+            return await self._tokenizer.encode(served, call)
+        except TokensUnknown as error:  # without ids there are no hits, but there is an answer
+            telemetry.DEGRADED.labels(cause=error.reason).inc()
+            record.degraded, record.degraded_cause = True, error.reason
+            return estimate(call)
+
+    async def _dispatch(
+        self, question: Question, exchange: Exchange, record: RequestRecord
+    ) -> None:
+        """Steps 5 to 8, on another instance as long as nothing has reached the client."""
+        call, snapshot = question.call, question.snapshot
+        for retries_left in range(self._retries_max, -1, -1):
+            last = retries_left == 0 or len(snapshot.instances) == 1
+            decision, booking = await self._ledger.reserve(  # 5 - 7 eligible, scored, booked
+                question.policy, question.view, snapshot
+            )
+            _note_decision(decision, record)
+            try:
+                await self._attempt(call, decision, booking, exchange, record, last=last)  # 8
+            except UpstreamFailed as error:
+                if last or not error.retryable:
+                    raise
+                telemetry.RETRIES.labels(cause=error.reason).inc()
+            else:
+                return
+            finally:
+                self._ledger.release(booking)
+            record.retries_count += 1
+            snapshot = without(snapshot, {decision.instance.instance_id})
+
+    async def _attempt(
+        self,
+        call: ApiCall,
+        decision: Decision,
+        booking: Booking,
+        exchange: Exchange,
+        record: RequestRecord,
+        *,
+        last: bool,
+    ) -> None:
+        """Step 8 on one instance."""
+        async with self._upstream.open(decision.instance, call) as answer:
+            if answer.status in RETRIED_STATUSES and not last:
+                raise UpstreamFailed(
+                    decision.instance.instance_id,
+                    f"The instance answered {answer.status}.",
+                    before_first_byte=True,
+                )
+            record.status = answer.status
+            if record.received_s is not None:
+                record.routing_s = answer.sent_s - record.received_s
+            if answer.event_stream:  # of a plain answer the first byte comes at the end
+                self._ledger.prefilled(booking)
+            await exchange.start(answer, decision)
+            try:
+                await self._upstream.relay(answer, exchange)
+                await exchange.finish()
+            finally:
+                record.output_bytes = answer.output_bytes
+                record.cached_tokens = answer.cached_tokens()
+                if answer.first_out_s is not None:
+                    record.first_byte_added_s = answer.first_out_s - answer.first_byte_s
+                    record.ttft_s = answer.first_out_s - record.accepted_s
+
+    def _policy(self, call: ApiCall) -> Policy:
+        name = call.policy
+        if name is None:
+            return self._policies[self._default_policy]
+        if not self._allow_policy_override:
+            raise RequestInvalid(
+                "x-timestable-policy: this router takes no policy from requests; leave the header "
+                "out, or start the router with --allow_policy_override true.",
+                param="x-timestable-policy",
+            )
+        if name not in self._policies:
+            known = ", ".join(sorted(self._policies))
+            raise RequestInvalid(
+                f"x-timestable-policy: unknown policy `{name}`; known policies: {known}.",
+                param="x-timestable-policy",
+            )
+        return self._policies[name]
+
+
+def _refuse_too_long(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> None:
+    limit = served.max_model_len_tokens
+    if limit is not None and prompt.longest_tokens + 1 > limit:
+        raise RequestInvalid(
+            f"The prompt has {prompt.longest_tokens} tokens, and `{served.name}` takes at most "
+            f"{limit} with at least one of them for the answer. Shorten the prompt.",
+            param="messages" if isinstance(call.prompt, ChatPrompt) else "prompt",
+            reason=DropReason.PROMPT_TOO_LONG,
+        )
+
+
+def _hashes(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> bytes:
+    if not prompt.packed:
+        return b""
+    fleet = served.fleet
+    root = block_hash.root(
+        model_scope=fleet.model_scope,
+        block_size_tokens=fleet.block_size_tokens,
+        adapter=served.adapter,
+        salt=call.cache_salt,
+    )
+    bytes_max = BLOCKS_PER_LOOKUP_MAX * fleet.block_size_tokens * TOKEN_BYTES
+    return block_hash.chain(root, prompt.packed[:bytes_max], fleet.block_size_tokens)
+
+
+def _note_decision(decision: Decision, record: RequestRecord) -> None:
+    record.instance_id = decision.instance.instance_id
+    record.hit_tokens = decision.hit_tokens
+    record.new_prefill_tokens = decision.new_prefill_tokens
+    record.queued_prefill_tokens = decision.queued_prefill_tokens
+    record.batch_size = decision.batch_size
+    record.score = decision.score
+    if decision.degraded and not record.degraded:
+        record.degraded, record.degraded_cause = True, "index"

@@ -1,0 +1,80 @@
+"""Builders with explicit defaults; a test names only what it is about."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from indexer.contract import keys
+from indexer.contract.identifiers import InstanceId
+from indexer.contract.records import FleetRecord, InstanceRecord
+from router.snapshot import FleetSnapshot, RequestView
+
+
+def make_fleet_record(**changes: Any) -> FleetRecord:
+    """One partition, 16-token blocks."""
+    fleet = FleetRecord(
+        fleet_id=keys.fleet_id("m"),
+        model_scope="m",
+        block_size_tokens=16,
+        partitions=1,
+        bucket_bits=6,
+        epoch=7,
+    )
+    return replace(fleet, **changes)
+
+
+def make_instance(name: str = "a", **changes: Any) -> InstanceRecord:
+    """An instance of model m with 16-token blocks."""
+    instance = InstanceRecord(
+        instance_id=InstanceId(name),
+        url=f"http://{name}:8000",
+        models=["m"],
+        model_root="m",
+        block_size_tokens=16,
+        max_model_len_tokens=4096,
+    )
+    return replace(instance, **changes)
+
+
+def make_request(prompt_tokens: int = 100, **changes: Any) -> RequestView:
+    """A first turn."""
+    request = RequestView(request_id="r", sequence=0, prompt_tokens=prompt_tokens)
+    return replace(request, **changes)
+
+
+def make_snapshot(
+    prompt_tokens: int = 100,
+    *,
+    hit_tokens: list[int],
+    queued_prefill_tokens: list[int] | None = None,
+    batch_size: list[int] | None = None,
+    running_count: list[int] | None = None,
+    waiting_count: list[int] | None = None,
+    names: list[str] | None = None,
+) -> FleetSnapshot:
+    """One instance per element of hit_tokens; idle unless said otherwise."""
+    count = len(hit_tokens)
+    names = names or [chr(ord("a") + i) for i in range(count)]
+    instances = tuple(make_instance(name) for name in names)
+
+    def column(values: list[int] | None) -> np.ndarray:
+        return np.array(values or [0] * count, np.int64)
+
+    return FleetSnapshot(
+        fleet=make_fleet_record(),
+        instances=instances,
+        identity=np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64),
+        slot=np.arange(count, dtype=np.int64),
+        generation=np.ones(count, np.int64),
+        hit_tokens=column(hit_tokens),
+        new_prefill_tokens=prompt_tokens - column(hit_tokens),
+        queued_prefill_tokens=column(queued_prefill_tokens),
+        batch_size=column(batch_size),
+        running_count=column(running_count),
+        waiting_count=column(waiting_count),
+        kv_usage_ratio=np.zeros(count),
+        counters_age_s=np.zeros(count),
+        taken_s=0.0,
+    )

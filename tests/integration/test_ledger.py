@@ -1,0 +1,243 @@
+"""Reservations on a real server: the books balance whatever happens in between."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+from builders import make_request
+from fleets import chain, found_fleet, reserved, store, until
+
+from indexer.contract import functions, keys
+from indexer.contract.records import FleetRecord
+from router.errors import NoEligibleInstance
+from router.index_client import IndexClient
+from router.ledger import Ledger
+from router.policies import POLICIES
+from router.redis_link import RedisLink
+from router.snapshot import Booking, Decision
+
+pytestmark = pytest.mark.integration
+
+PROMPT = list(range(100))
+DEADLINE_S = 0.25
+
+
+class Router:
+    """The decision core of one router, without HTTP."""
+
+    def __init__(self, socket: Path) -> None:
+        self.link = RedisLink(f"unix://{socket}")
+        self.index = IndexClient(self.link, deadline_s=DEADLINE_S)
+        self.ledger = Ledger(self.link, deadline_s=DEADLINE_S)
+        self.count = 0
+
+    async def decide(self, policy: str = "lmetric", request_id: str = "") -> tuple[Decision, Booking]:
+        """Decide and book one request for PROMPT."""
+        served = await self.index.find("m")
+        assert served is not None
+        hashes = b"".join(chain(served.fleet, PROMPT))
+        snapshot = await self.index.snapshot(served, hashes, len(PROMPT))
+        self.count += 1
+        request = make_request(
+            len(PROMPT), request_id=request_id or f"{id(self)}-{self.count}", sequence=self.count
+        )
+        return await self.ledger.reserve(POLICIES[policy], request, snapshot)
+
+
+@contextlib.asynccontextmanager
+async def running(socket: Path) -> AsyncIterator[Router]:
+    """A router whose tasks run; the ledger ends before the link does."""
+    router = Router(socket)
+    async with asyncio.TaskGroup() as tasks:
+        link = tasks.create_task(router.link.run())
+        ledger = tasks.create_task(router.ledger.run())
+        try:
+            yield router
+        finally:
+            ledger.cancel()
+            await asyncio.wait([ledger])
+            link.cancel()
+
+
+@pytest.fixture
+async def fleet(redis_client: redis.asyncio.Redis) -> FleetRecord:
+    """Two idle instances; the first holds 48 tokens of PROMPT."""
+    fleet = await found_fleet(redis_client)
+    await store(redis_client, fleet, 0, chain(fleet, PROMPT)[:3])
+    return fleet
+
+
+async def test_a_request_is_booked_until_it_ends(redis_client, redis_socket, fleet) -> None:
+    """Requests and tokens at the decision, tokens off at the first token, nothing at the end."""
+    async with running(redis_socket) as router:
+        decision, booking = await router.decide()
+        assert (decision.instance.instance_id, decision.hit_tokens) == ("a", 48)
+        assert await reserved(redis_client, fleet) == [(1, 52), (0, 0)]
+
+        router.ledger.prefilled(booking)
+        router.ledger.prefilled(booking)
+        await until(router.ledger.settled, "notes are sent")
+        assert await reserved(redis_client, fleet) == [(1, 0), (0, 0)]
+
+        router.ledger.release(booking)
+        router.ledger.release(booking)
+        await until(router.ledger.settled, "notes are sent")
+        assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_every_policy_books_what_it_chose(redis_client, redis_socket, fleet, policy) -> None:
+    """The chosen slot carries the request."""
+    async with running(redis_socket) as router:
+        decision, _ = await router.decide(policy)
+        expected = [(0, 0), (0, 0)]
+        expected[decision.slot] = (1, decision.new_prefill_tokens)
+        assert await reserved(redis_client, fleet) == expected
+
+
+async def test_routers_that_decide_at_once_do_not_herd(redis_client, redis_socket) -> None:
+    """200 equal requests through 4 routers land as evenly as one router would place them."""
+    await found_fleet(redis_client, names=[f"i{n}" for n in range(8)])
+    async with contextlib.AsyncExitStack() as stack:
+        routers = [await stack.enter_async_context(running(redis_socket)) for _ in range(4)]
+        for router in routers:
+            await router.index.refresh()
+        decisions = await asyncio.gather(*(routers[n % 4].decide() for n in range(200)))
+
+    landed = Counter(decision.instance.instance_id for decision, _ in decisions)
+    assert sum(not decision.degraded for decision, _ in decisions) == 200
+    assert max(landed.values()) - min(landed.values()) <= 1
+
+
+async def test_a_client_that_leaves_during_the_reservation_leaves_nothing(
+    redis_client, redis_socket, fleet
+) -> None:
+    """A cancelled reservation may have been booked all the same; it is taken back."""
+    async with running(redis_socket) as router:
+        await router.decide()  # registered, connected
+        await until(lambda: router.ledger.settled(), "settled")
+        for delay_steps in range(12):
+            task = asyncio.ensure_future(router.decide())
+            for _ in range(delay_steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if not task.cancelled() and task.exception() is None:
+                router.ledger.release(task.result()[1])
+        await until(router.ledger.settled, "settled")
+        assert [requests for requests, _ in await reserved(redis_client, fleet)] == [1, 0]
+
+
+async def test_a_silent_redis_degrades_and_the_books_are_caught_up(
+    redis_client, redis_socket, fleet
+) -> None:
+    """Requests decided alone are booked when Redis is back, and released like the others."""
+    async with running(redis_socket) as router:
+        first = await router.decide()
+        await redis_client.execute_command("CLIENT", "PAUSE", 1500, "ALL")
+        alone = [await router.decide() for _ in range(4)]
+        assert [decision.degraded for decision, _ in alone] == [True] * 4
+        # Its own book is all it has, and that spreads the load: a has the first request already.
+        assert Counter(d.instance.instance_id for d, _ in (first, *alone))["a"] in {2, 3}
+
+        async def caught_up() -> bool:
+            return sum(requests for requests, _ in await reserved(redis_client, fleet)) == 5
+
+        await until(caught_up, "all five are booked")
+        for _, booking in (first, *alone):
+            router.ledger.release(booking)
+        await until(router.ledger.settled, "settled")
+        assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
+
+
+async def test_a_flushed_redis_is_told_everything_again(
+    redis_client, redis_socket, fleet
+) -> None:
+    """After a loss of data the books are rebuilt from the routers' memory."""
+    async with running(redis_socket) as router:
+        decision, booking = await router.decide()
+        await redis_client.flushall()
+        await found_fleet(redis_client, epoch=8)
+
+        async def told() -> bool:
+            return (await reserved(redis_client, fleet))[decision.slot][0] == 1
+
+        await until(told, "the reservation is booked again")
+        router.ledger.release(booking)
+        await until(router.ledger.settled, "settled")
+
+        async def zero() -> bool:
+            return await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
+
+        await until(zero, "zero")
+
+
+async def test_a_router_that_ends_gives_everything_back(
+    redis_client, redis_socket, fleet
+) -> None:
+    """Nobody has to wait for its lease."""
+    async with running(redis_socket) as router:
+        await router.decide()
+    assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
+    assert await redis_client.keys("*ledger*") == []
+
+
+async def test_a_killed_router_is_reaped_by_another(redis_client, redis_socket, fleet) -> None:
+    """Its reservations end with its lease."""
+    killed = Router(redis_socket)
+    link = asyncio.ensure_future(killed.link.run())
+    await killed.decide()
+    link.cancel()
+    await asyncio.wait([link])
+    routers = keys.routers(fleet.fleet_id)
+    ((router_id, _),) = await redis_client.zrange(routers, 0, -1, withscores=True)
+    await redis_client.zadd(routers, {router_id: 1.0})  # its lease ended long ago
+
+    async with running(redis_socket) as other:
+        _, booking = await other.decide()
+
+        async def reaped() -> bool:
+            return sum(requests for requests, _ in await reserved(redis_client, fleet)) == 1
+
+        await until(reaped, "the dead router's reservation is gone")
+        other.ledger.release(booking)
+        await until(other.ledger.settled, "settled")
+    assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
+
+
+async def test_a_paused_router_registers_anew_and_books_again(
+    redis_client, redis_socket, fleet
+) -> None:
+    """A router that others have reaped finds its lease gone and sends its whole book."""
+    async with running(redis_socket) as router:
+        _, booking = await router.decide()
+        routers = keys.routers(fleet.fleet_id)
+        ((first_id, _),) = await redis_client.zrange(routers, 0, -1, withscores=True)
+        await redis_client.zrem(routers, first_id)
+        await redis_client.delete(keys.ledger(fleet.fleet_id, first_id.decode()))
+
+        async def registered_anew() -> bool:
+            ids = await redis_client.zrange(routers, 0, -1)
+            return bool(ids) and ids != [first_id] and router.ledger.settled()
+
+        await until(registered_anew, "another registration")
+        router.ledger.release(booking)
+        await until(router.ledger.settled, "settled")
+
+
+async def test_no_candidate_left_is_said(redis_client, redis_socket, fleet) -> None:
+    """All instances gone between snapshot and reservation is a condition of its own."""
+    async with running(redis_socket) as router:
+        await router.index.refresh()
+        served = await router.index.find("m")
+        assert served is not None
+        snapshot = await router.index.snapshot(served, b"", 10)
+        for slot in (0, 1):
+            await functions.run(redis_client, functions.close(fleet.fleet_id, slot, 1, -1))
+        for policy in ("lmetric", "round_robin"):
+            with pytest.raises(NoEligibleInstance):
+                await router.ledger.reserve(POLICIES[policy], make_request(10), snapshot)

@@ -1,0 +1,90 @@
+"""Options of `python -m workers`, from command line, environment and file."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+MAX_MODEL_LEN_TOKENS = 131_072
+
+
+class ConfigError(ValueError):
+    """Options that contradict each other; the message names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateConfig:
+    """Run a simulated vLLM instance.
+
+    Args:
+        host: address to listen on.
+        port: TCP port; 0 takes a free one and logs it.
+        model_name: name under which the model is served.
+        adapter_names: LoRA adapters served beside it, by name.
+        profile: accelerator and model whose step times are simulated (workers/simulated/profiles).
+        speedup: virtual seconds that pass in a real one.
+        block_size_tokens: tokens per KV block.
+        capacity_blocks: KV blocks; by default what the profile's device holds beside the weights.
+        max_model_len_tokens: prompt and answer together; by default 131072 or what the blocks hold.
+        max_num_seqs: requests in the batch at most.
+        max_num_batched_tokens: tokens computed in a step at most.
+        default_max_tokens: answer length of a chat request that names none.
+        max_num_queued_reqs: requests that may wait; one more gets a 503.
+        eviction: which free block goes first.
+        event_endpoint: ZMQ endpoint of the KV events; `null` turns them off.
+        replay_endpoint: ZMQ endpoint of the replay service; `null` for none.
+        event_topic: first frame of each event message.
+        event_encoding: `map` as vLLM 0.31 and later, `array` as before.
+        event_buffer_steps: event batches kept for replay.
+        tokenizer_path: folder with tokenizer.json and tokenizer_config.json; by default our own.
+        api_key: bearer token that /v1/* requires.
+        shutdown_timeout_s: how long running requests may go on after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: NonNegativeInt = 8100
+    model_name: str = "sim"
+    adapter_names: tuple[str, ...] = ()
+    profile: str = "h20-qwen3-30b-a3b"
+    speedup: PositiveFloat = 1.0
+    block_size_tokens: PositiveInt = 16
+    capacity_blocks: PositiveInt | None = None
+    max_model_len_tokens: PositiveInt | None = None
+    max_num_seqs: PositiveInt = 256
+    max_num_batched_tokens: PositiveInt = 8192
+    default_max_tokens: PositiveInt = 256
+    max_num_queued_reqs: PositiveInt = 4096
+    eviction: Literal["lru"] = "lru"
+    event_endpoint: str | None = "tcp://*:5600"
+    replay_endpoint: str | None = "tcp://*:5601"
+    event_topic: str = ""
+    event_encoding: Literal["map", "array"] = "map"
+    event_buffer_steps: PositiveInt = 10_000
+    tokenizer_path: str | None = None
+    api_key: str | None = None
+    shutdown_timeout_s: NonNegativeFloat = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig:
+    """Start real vLLM with what this system relies on; further vLLM flags follow after `--`.
+
+    Args:
+        model: folder or hub name of the model.
+        host: address to listen on.
+        port: TCP port.
+        served_model_name: name under which the model is served; by default vLLM's own choice.
+        event_endpoint: ZMQ endpoint of the KV events.
+        replay_endpoint: ZMQ endpoint of the replay service.
+        event_topic: first frame of each event message.
+        allow_unknown_version: start a vLLM whose version this launcher does not know.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: PositiveInt = 8100
+    served_model_name: str | None = None
+    event_endpoint: str = "tcp://*:5600"
+    replay_endpoint: str = "tcp://*:5601"
+    event_topic: str = ""
+    allow_unknown_version: bool = False
