@@ -14,7 +14,8 @@ from deploy.config import FleetConfig
 from deploy.policy_run import PolicyRun
 from deploy.summary import PolicyResult, as_json
 from deploy.workload import Workload
-from loadgen.records import RequestRecord
+from loadgen.html import write_report
+from loadgen.records import RequestRecord, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +104,29 @@ def _plain(value: object) -> object:
 
 
 def write(
-    out_dir: Path, measured: Sequence[Measured], fleet: FleetConfig, workload: Workload
+    out_dir: Path,
+    measured: Sequence[Measured],
+    facts: Sequence[tuple[str, str]],
+    fleet: FleetConfig,
+    workload: Workload,
 ) -> Paths:
     """Write report.html and summary.json."""
     paths = Paths(report=out_dir / "report.html", summary=out_dir / "summary.json")
     text = json.dumps(summary_json(measured, fleet, workload), indent=2)
     paths.summary.write_text(text + "\n")
+    runs = [
+        Run(name=each.run.policy, records=each.records, extra_figures=_extra_figures(each.figures))
+        for each in measured
+    ]
+    write_report(paths.report, "Timestable: one workload, several policies", runs, dict(facts))
     return paths
+
+
+def _extra_figures(figures: PolicyResult) -> dict[str, float | str]:
+    """What the client alone cannot know, for the report's table."""
+    return {
+        "mispredicted, unexplained (%)": 100 * figures.mismatch_unexplained_share,
+        "busy time, largest / mean": figures.imbalance,
+        "router added P50 (real ms)": 1000 * figures.router_added_p50_s,
+        "router added P99 (real ms)": 1000 * figures.router_added_p99_s,
+    }

@@ -3,19 +3,15 @@
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 
-SAMPLE_INTERVAL_S = 0.5
 SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)$", re.MULTILINE)
 BUSY = "simulated_engine_busy_seconds_total"
 LAG = "simulated_engine_lag_seconds_max"
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +21,10 @@ class EngineReading:
     Attributes:
         busy_s: simulated seconds spent computing since its start.
         lag_max_s: how far the engine ever was behind its timetable, in real seconds.
-        batch_size: requests running and waiting.
     """
 
     busy_s: float
     lag_max_s: float
-    batch_size: int
 
 
 def parse_reading(text: str) -> EngineReading:
@@ -40,11 +34,7 @@ def parse_reading(text: str) -> EngineReading:
         KeyError: a metric is missing, so this is no simulated engine.
     """
     values = {name: float(value) for name, value in SAMPLE.findall(text)}
-    return EngineReading(
-        busy_s=values[BUSY],
-        lag_max_s=values[LAG],
-        batch_size=int(values[RUNNING] + values[WAITING]),
-    )
+    return EngineReading(busy_s=values[BUSY], lag_max_s=values[LAG])
 
 
 async def read_engines(
@@ -58,32 +48,6 @@ async def read_engines(
             return parse_reading(await response.text())
 
     return tuple(await asyncio.gather(*map(read, urls)))
-
-
-@dataclass(slots=True, kw_only=True)
-class BatchSampler:
-    """Samples the batch size of every engine while a run goes on.
-
-    Attributes:
-        session: for the engines.
-        urls: base URLs of the engines.
-        times_s: real seconds since the sampler was made, one per sample.
-        batch_sizes: one tuple per sample, in the order of urls.
-    """
-
-    session: aiohttp.ClientSession
-    urls: Sequence[str]
-    times_s: list[float] = field(default_factory=list)
-    batch_sizes: list[tuple[int, ...]] = field(default_factory=list)
-
-    async def run(self) -> None:
-        """Sample until cancelled."""
-        start_s = time.monotonic()
-        while True:
-            readings = await read_engines(self.session, self.urls)
-            self.times_s.append(time.monotonic() - start_s)
-            self.batch_sizes.append(tuple(reading.batch_size for reading in readings))
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Measuring policies one after the other against one fleet, each on cold engines."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from deploy.config import FleetConfig
 from deploy.cpu import CpuMark, busy_share
 from deploy.fleet_state import FleetState
 from deploy.local import LocalFleet
-from deploy.measure import BatchSampler, EngineReading, RouterLogs, read_engines
+from deploy.measure import EngineReading, RouterLogs, read_engines
 from deploy.workload import VOCABULARY_TOKENS, Workload
 from loadgen.arrivals import constant
 from loadgen.client import Target
@@ -35,7 +34,6 @@ class PolicyRun:
         busy_s: simulated seconds each engine computed.
         lag_max_s: how far an engine ever was behind its timetable, real seconds.
         router_added_s: latency the router added, by request id.
-        sampler: batch sizes over time.
         cpu_busy_share: of all processors, by anything; None where unknown.
     """
 
@@ -44,7 +42,6 @@ class PolicyRun:
     busy_s: tuple[float, ...]
     lag_max_s: float
     router_added_s: dict[str, float]
-    sampler: BatchSampler
     cpu_busy_share: float | None
 
 
@@ -66,22 +63,17 @@ class Bench:
         """
         await self.state.make_cold(prompts)
         self.logs.added_s()  # what came before is not this run's
-        urls = self.state.engine_urls
-        sampler = BatchSampler(session=self.state.session, urls=urls)
         before, cpu_before = await self._readings(), CpuMark.now()
         speedup = self.workload.speedup
         schedule = tuple(time_s / speedup for time_s in self.workload.schedule)
-        async with asyncio.TaskGroup() as group:
-            sampling = group.create_task(sampler.run())
-            with show_progress(f"{policy:>12}", self.console) as on_progress:
-                replayed = await replay(
-                    self.workload.rows,
-                    schedule,
-                    self.target(policy),
-                    wait_for_previous_turn=True,
-                    on_progress=on_progress,
-                )
-            sampling.cancel()
+        with show_progress(f"{policy:>12}", self.console) as on_progress:
+            replayed = await replay(
+                self.workload.rows,
+                schedule,
+                self.target(policy),
+                wait_for_previous_turn=True,
+                on_progress=on_progress,
+            )
         cpu_after, after = CpuMark.now(), await self._readings()
         await self.state.wait_idle()
         return PolicyRun(
@@ -90,7 +82,6 @@ class Bench:
             busy_s=tuple(b.busy_s - a.busy_s for a, b in zip(before, after, strict=True)),
             lag_max_s=max(reading.lag_max_s for reading in after),
             router_added_s=self.logs.added_s(),
-            sampler=sampler,
             cpu_busy_share=busy_share(cpu_before, cpu_after),
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from deploy.audit import Audit, ServedRequest
+from loadgen.metrics import Distribution, figures
 from loadgen.records import RequestRecord
 
 UNEXPLAINED_SHARE_MAX = 0.005
@@ -95,51 +96,37 @@ def result(
         busy_s: per instance, within this run.
         router_added_s: per request.
     """
-    answered = [record for record in records if record.error is None]
-    ttft = [
-        record.first_token_s - record.sent_s
-        for record in answered
-        if record.first_token_s is not None and record.sent_s is not None
-    ]
-    tpot = [
-        (record.token_times_s[-1] - record.token_times_s[0]) / (record.output_tokens - 1)
-        for record in answered
-        if record.output_tokens > 1 and record.token_times_s
-    ]
-    prompt_tokens = sum(record.prompt_tokens for record in answered)
-    predicted = sum(
-        _number(record.decision, "hit_tokens") for record in answered if record.decision
-    )
-    actual = sum(record.cached_tokens or 0 for record in answered)
+    client = figures(records)
+    added = Distribution.of(router_added_s)
     mean_busy_s = float(np.mean(busy_s))
     return PolicyResult(
-        requests=len(records),
-        errors=len(records) - len(answered),
-        ttft_mean_s=_mean(ttft),
-        ttft_p50_s=_percentile(ttft, 50),
-        ttft_p99_s=_percentile(ttft, 99),
-        tpot_mean_s=_mean(tpot),
-        tpot_p50_s=_percentile(tpot, 50),
-        tpot_p99_s=_percentile(tpot, 99),
-        hit_ratio_actual=actual / prompt_tokens if prompt_tokens else 0.0,
-        hit_ratio_predicted=predicted / prompt_tokens if prompt_tokens else 0.0,
+        requests=client.requests_count,
+        errors=client.errors_count,
+        ttft_mean_s=client.ttft_s.mean if client.ttft_s else 0.0,
+        ttft_p50_s=client.ttft_s.p50 if client.ttft_s else 0.0,
+        ttft_p99_s=client.ttft_s.p99 if client.ttft_s else 0.0,
+        tpot_mean_s=client.tpot_s.mean if client.tpot_s else 0.0,
+        tpot_p50_s=client.tpot_s.p50 if client.tpot_s else 0.0,
+        tpot_p99_s=client.tpot_s.p99 if client.tpot_s else 0.0,
+        hit_ratio_actual=client.hit_ratio_actual or 0.0,
+        hit_ratio_predicted=client.hit_ratio_predicted or 0.0,
         predicted_exactly_share=audit.predicted_exactly_share,
         mismatch_unexplained_share=audit.mismatch_unexplained_share,
         imbalance=max(busy_s) / mean_busy_s if mean_busy_s else 0.0,
-        router_added_p50_s=_percentile(router_added_s, 50),
-        router_added_p99_s=_percentile(router_added_s, 99),
+        router_added_p50_s=added.p50 if added else 0.0,
+        router_added_p99_s=added.p99 if added else 0.0,
     )
 
 
 def failures(results: Mapping[str, PolicyResult]) -> list[str]:
     """What makes a run of the demo count as failed; empty when nothing does."""
     found = []
-    for policy, figures in results.items():
-        if figures.errors:
-            found.append(f"{policy}: {figures.errors} of {figures.requests} requests failed")
-        if figures.mismatch_unexplained_share > UNEXPLAINED_SHARE_MAX:
+    for policy, one in results.items():
+        if one.errors:
+            found.append(f"{policy}: {one.errors} of {one.requests} requests failed")
+        if one.mismatch_unexplained_share > UNEXPLAINED_SHARE_MAX:
             found.append(
-                f"{policy}: {figures.mismatch_unexplained_share:.2%} of the requests hit other "
+                f"{policy}: {one.mismatch_unexplained_share:.2%} of the requests hit other "
                 f"blocks than predicted without a block event to explain it "
                 f"(at most {UNEXPLAINED_SHARE_MAX:.1%})"
             )
@@ -148,18 +135,10 @@ def failures(results: Mapping[str, PolicyResult]) -> list[str]:
 
 def as_json(results: Mapping[str, PolicyResult]) -> dict[str, dict[str, Any]]:
     """Results by policy, as in the summary file."""
-    return {policy: asdict(figures) for policy, figures in results.items()}
+    return {policy: asdict(one) for policy, one in results.items()}
 
 
 def _number(fields: Mapping[str, object], name: str) -> float:
     value = fields[name]
     assert isinstance(value, int | float), (name, value)
     return value
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return float(np.percentile(values, share)) if values else 0.0

@@ -12,7 +12,7 @@ from indexer.contract.identifiers import InstanceId
 class Journal:
     """JSON lines; each is written once Redis has acknowledged the write it describes.
 
-    Line: `{"published_s": wall clock, "instance_id", "engine_ts": newest engine batch that is wholly
+    Line: `{"published_s": wall clock, "instance_id", "engine_ts": newest engine batch wholly
     published or null, "added": [hex...], "removed": [hex...]}`. The operator bounds the file.
     """
 

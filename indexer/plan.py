@@ -118,7 +118,8 @@ def bucket_bits(config: SidecarConfig, cache: CacheConfig) -> int:
     capacity = cache.capacity_blocks or CAPACITY_BLOCKS_ASSUMED
     blocks = capacity * cache.block_size_tokens * config.instances_expected
     buckets = -(-blocks // (config.block_size_tokens * BLOCKS_PER_BUCKET_MEAN))
-    return min(max((buckets - 1).bit_length(), BUCKET_BITS_MIN), BUCKET_BITS_MAX)
+    bits: int = (buckets - 1).bit_length()
+    return min(max(bits, BUCKET_BITS_MIN), BUCKET_BITS_MAX)
 
 
 def cache_of(caches: Mapping[str, CacheConfig], rank: int) -> CacheConfig:
@@ -127,7 +128,12 @@ def cache_of(caches: Mapping[str, CacheConfig], rank: int) -> CacheConfig:
 
 
 def _record(
-    config: SidecarConfig, engine: EngineInfo, source: EventSource, cache: CacheConfig, *, ranks: int
+    config: SidecarConfig,
+    engine: EngineInfo,
+    source: EventSource,
+    cache: CacheConfig,
+    *,
+    ranks: int,
 ) -> InstanceRecord:
     url = (config.advertised_url or config.engine_url).rstrip("/")
     parts = urlsplit(url)

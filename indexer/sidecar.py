@@ -1,10 +1,10 @@
 """The sidecar of one engine, top to bottom.
 
-    wait for the engine, learn what it is, join the fleet         `Sidecar.run`, `Sidecar._serve`
-    per data-parallel rank: receive batch -> apply -> publish     `Rank.receive`
-    several times a second: look at the engine -> heartbeat       `Sidecar._watch`, `Rank.heartbeat`
-    a gap that no replay covers: forget the table, go on          `Rank.receive`
-    another engine process answers: leave the slots, start over   `Sidecar.run`
+wait for the engine, learn what it is, join the fleet         `Sidecar.run`, `Sidecar._serve`
+per data-parallel rank: receive batch -> apply -> publish     `Rank.receive`
+several times a second: look at the engine -> heartbeat       `Sidecar._watch`, `Rank.heartbeat`
+a gap that no replay covers: forget the table, go on          `Rank.receive`
+another engine process answers: leave the slots, start over   `Sidecar.run`
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from typing import Final, TypeVar
 import structlog
 from redis.asyncio import Redis
 
-from indexer.block_table import BlockTable, Delta
+from indexer.block_table import BlockTable
 from indexer.config import SidecarConfig
 from indexer.contract.functions import EngineCounters
 from indexer.contract.limits import INSTANCE_LEASE_RENEW_S
-from indexer.contract.records import FleetRecord, InstanceRecord, SlotFlag
+from indexer.contract.records import FleetRecord, SlotFlag
 from indexer.engine_api import EngineApi, EngineInfo, adapters
 from indexer.engine_metrics import EngineSample
 from indexer.errors import (
@@ -37,7 +37,7 @@ from indexer.plan import Plan, RankPlan, check_block_sizes, plan
 from indexer.publisher import Publisher
 from indexer.subscriber import Gap, Malformed, Received, Replayed, Subscriber
 from indexer.sweeper import Mark, Sweeper
-from indexer.telemetry import Telemetry
+from indexer.telemetry import TableMeter, Telemetry
 from indexer.vllm_events import AllBlocksCleared, decode_batch
 
 RETRY_S: Final = 0.25
@@ -72,6 +72,7 @@ class Rank:
         self._log = structlog.get_logger().bind(
             rank=self._label, instance_id=self.record.instance_id
         )
+        self._meter = TableMeter(telemetry, self._label)
         self._sleep_level: int | None = None
         self._lost_at_stored: int | None = None  # stores applied when history was last lost
 
@@ -83,24 +84,26 @@ class Rank:
         Raises:
             EngineRestarted: another engine process answers.
         """
-        async with await self._subscribe(engine_host) as subscriber:
-            async with contextlib.aclosing(subscriber.receive()) as items:
-                async for item in items:
-                    match item:
-                        case Received():
-                            self._apply(item)
-                        case Gap():
-                            self._telemetry.gaps.labels(self._label).inc()
-                            lost = item.resumes_at - item.first
-                            self._telemetry.batches_lost.labels(self._label).inc(lost)
-                            self._log.warning("history_lost", first=item.first, batches=lost)
-                            self._lose_history()
-                        case Malformed():
-                            self._telemetry.events_malformed.labels(self._label).inc()
-                            self._log.warning("message_malformed", frames=item.frames_count)
-                        case Replayed():
-                            self._note_replay(item)
-                    await asyncio.sleep(0)  # a long replay must not keep heartbeats waiting
+        async with (
+            await self._subscribe(engine_host) as subscriber,
+            contextlib.aclosing(subscriber.receive()) as items,
+        ):
+            async for item in items:
+                match item:
+                    case Received():
+                        self._apply(item)
+                    case Gap():
+                        self._telemetry.gaps.labels(self._label).inc()
+                        lost = item.resumes_at - item.first
+                        self._telemetry.batches_lost.labels(self._label).inc(lost)
+                        self._log.warning("history_lost", first=item.first, batches=lost)
+                        self._lose_history()
+                    case Malformed():
+                        self._telemetry.events_malformed.labels(self._label).inc()
+                        self._log.warning("message_malformed", frames=item.frames_count)
+                    case Replayed():
+                        self._note_replay(item)
+                await asyncio.sleep(0)  # a long replay must not keep heartbeats waiting
 
     def _apply(self, item: Received) -> None:
         try:
@@ -190,17 +193,152 @@ class Rank:
         self._telemetry.lease_held.labels(self._label).set(0)
 
     def export(self) -> None:
-        """Bring gauges up to date."""
-        table, label, telemetry = self.table, self._label, self._telemetry
-        telemetry.table_blocks.labels(label).set(len(table))
-        telemetry.waiting_blocks.labels(label).set(table.unplaced_count)
-        telemetry.index_blocks.labels(label).set(table.published_count)
-        telemetry.pending_blocks.labels(label).set(self.publisher.pending_count)
-        telemetry.completeness.labels(label).set(self._completeness_ratio())
+        """Bring the table's metrics up to date."""
+        missing = self._lost_at_stored is not None
+        stored_since = self.table.stored_count - (self._lost_at_stored or 0)
+        capacity = self.record.capacity_blocks or max(stored_since, 1)
+        completeness_ratio = min(1.0, stored_since / capacity) if missing else 1.0
+        self._meter.export(self.table, self.publisher.pending_count, completeness_ratio)
 
-    def _completeness_ratio(self) -> float:
-        """1 while no batch is missing, else the share of the cache that was stored since."""
-        if self._lost_at_stored is None:
-            return 1.0
-        stored = self.table.stored_count - self._lost_at_stored
-        return min(1.0, stored / (self.record.capacity_blocks or max(stored, 1)))
+
+class Sidecar:
+    """Everything one process does for one engine."""
+
+    def __init__(
+        self, config: SidecarConfig, api: EngineApi, redis: Redis, *, telemetry: Telemetry
+    ) -> None:
+        self._config = config
+        self._api = api
+        self._redis = redis
+        self._telemetry = telemetry
+        self._log = structlog.get_logger()
+
+    async def run(self) -> None:
+        """Serve one engine process after the other until cancelled, then leave.
+
+        Raises:
+            EngineUnsuitable: the engine cannot be indexed as it is.
+            OSError: the journal cannot be written.
+        """
+        with contextlib.closing(Journal(self._config.journal_path)) as journal:
+            while True:
+                engine = await self._patiently("engine", self._api.describe, EngineUnreachable)
+                try:
+                    await self._serve(engine, plan(self._config, engine), journal)
+                except* (EngineRestarted, FleetChanged) as reasons:
+                    self._telemetry.restarts.labels("").inc()
+                    self._log.warning("engine_left", reason=str(reasons.exceptions[0]))
+
+    async def _serve(self, engine: EngineInfo, engine_plan: Plan, journal: Journal) -> None:
+        """Index one engine process: an instance for each of its ranks."""
+        mark = Mark(self._redis, engine_plan.wish.fleet_id)
+        publishers = [
+            Publisher(
+                self._redis,
+                wish=engine_plan.wish,
+                record=rank_plan.record,
+                mark=mark,
+                telemetry=self._telemetry,
+                journal=journal,
+            )
+            for rank_plan in engine_plan.ranks
+        ]
+        try:
+            ranks = [
+                await self._join(rank_plan, publisher)
+                for rank_plan, publisher in zip(engine_plan.ranks, publishers, strict=True)
+            ]
+            fleet = publishers[0].fleet
+            assert fleet is not None
+            async with asyncio.TaskGroup() as tasks:
+                for rank in ranks:
+                    tasks.create_task(rank.receive(self._api.host))
+                    tasks.create_task(rank.publisher.run(rank.table.published))
+                tasks.create_task(self._watch(ranks, engine.adapters))
+                tasks.create_task(Sweeper(self._redis, fleet, mark, self._telemetry).run())
+        finally:
+            await self._leave(publishers, mark)
+
+    async def _join(self, rank_plan: RankPlan, publisher: Publisher) -> Rank:
+        fleet = await self._patiently("redis", publisher.join, *REDIS_WEATHER, FleetFull)
+        check_block_sizes(rank_plan.record.block_size_tokens, fleet.block_size_tokens)
+        return Rank(rank_plan, publisher, fleet, self._telemetry)
+
+    async def _watch(self, ranks: Sequence[Rank], known_adapters: tuple[str, ...]) -> None:
+        """Look at the engine again and again; renew the leases while it answers."""
+        loop = asyncio.get_running_loop()
+        checked_s = refreshed_s = loop.time()
+        is_healthy = answered = True
+        while True:
+            started_s = loop.time()
+            try:
+                if started_s - checked_s >= INSTANCE_LEASE_RENEW_S or not is_healthy:
+                    checked_s, is_healthy = started_s, await self._api.is_healthy()
+                samples = await self._api.samples()
+                if started_s - refreshed_s >= ADAPTERS_REFRESH_S:
+                    refreshed_s = started_s
+                    known_adapters = await self._announce(ranks, known_adapters)
+                answers = is_healthy
+            except EngineUnreachable as error:
+                answers, samples = False, {}
+                self._telemetry.scrape_failures.labels("").inc()
+                if answered:
+                    self._log.warning("engine_silent", error=str(error))
+            answered = answers
+            for rank in ranks:
+                if answers:
+                    await rank.heartbeat(_sample_of(samples, rank.source, len(ranks)))
+                else:
+                    rank.stop_renewing()
+                rank.export()
+            spent_s = loop.time() - started_s
+            await asyncio.sleep(max(0.0, self._config.scrape_interval_s - spent_s))
+
+    async def _announce(
+        self, ranks: Sequence[Rank], known_adapters: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Tell routers when adapters were loaded or unloaded."""
+        now = adapters(await self._api.models())
+        if now != known_adapters:
+            self._log.info("adapters_changed", adapters=now)
+            for rank in ranks:
+                rank.record = replace(rank.record, adapters=list(now))
+                try:
+                    await rank.publisher.announce(rank.record)
+                except REDIS_WEATHER:
+                    return known_adapters  # told again at the next refresh
+        return now
+
+    async def _leave(self, publishers: Sequence[Publisher], mark: Mark) -> None:
+        """Give the slots back, as far as Redis lets us in time."""
+        try:
+            async with asyncio.timeout(LEAVE_DEADLINE_S):
+                for publisher in publishers:
+                    await publisher.leave()
+                await mark.release()
+        except (*REDIS_WEATHER, TimeoutError) as error:
+            self._log.warning("leave_failed", error=str(error) or type(error).__name__)
+
+    async def _patiently(
+        self, what: str, attempt: Callable[[], Awaitable[_T]], *weather: type[Exception]
+    ) -> _T:
+        """Repeat until it works; say now and then what is being waited for."""
+        loop = asyncio.get_running_loop()
+        said_s = float("-inf")
+        while True:
+            try:
+                return await attempt()
+            except weather as error:
+                if loop.time() - said_s >= WAITING_LOG_S:
+                    said_s = loop.time()
+                    self._log.info(f"{what}_awaited", reason=str(error))
+            await asyncio.sleep(RETRY_S)
+
+
+def _sample_of(
+    samples: Mapping[str, EngineSample], source: EventSource, ranks_count: int
+) -> EngineSample | None:
+    """A rank's sample; a lone rank's whatever its label."""
+    if ranks_count == 1 and len(samples) == 1:
+        return next(iter(samples.values()))
+    return samples.get(str(source.rank))

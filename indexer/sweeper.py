@@ -1,7 +1,7 @@
-"""What only one sidecar of a fleet may do at a time: founding, sweeping dead slots, reaping routers.
+"""What one sidecar of a fleet does at a time: found it, sweep dead slots, reap dead routers.
 
-A leased mark in Redis chooses the one. Sweeping a slot that was meanwhile handed out again would take
-a live instance's blocks, so the mark is held, and looked at, before every page.
+A leased mark in Redis chooses the one. Sweeping a slot that was meanwhile handed out again would
+take a live instance's blocks, so the mark is held, and looked at, before every page.
 """
 
 import asyncio
@@ -66,9 +66,7 @@ async def found(redis: Redis, wish: FleetRecord, mark: Mark) -> FleetRecord:
         for partition in range(wish.partitions):
             await _clear(redis, keys.partition(wish.fleet_id, partition))
         break
-    return functions.fleet_record(
-        wish.fleet_id, await functions.run(redis, functions.create(wish))
-    )
+    return functions.fleet_record(wish.fleet_id, await functions.run(redis, functions.create(wish)))
 
 
 async def _clear(redis: Redis, prefix: str) -> None:

@@ -10,6 +10,8 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from indexer.block_table import BlockTable
+
 LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -56,6 +58,33 @@ class Telemetry:
         self.completeness = gauge("completeness_ratio", "1 when no batch is missing.")
         self.replay_available = gauge("replay_available", "1 when lost batches can be replayed.")
         self.lease_held = gauge("lease_held", "1 while the instance's lease is renewed.")
+
+
+class TableMeter:
+    """Exports the running totals of one table as counters, and its size as gauges."""
+
+    def __init__(self, telemetry: Telemetry, rank: str) -> None:
+        self._telemetry = telemetry
+        self._rank = rank
+        self._exported: dict[Counter, int] = {}
+
+    def export(self, table: BlockTable, pending_count: int, completeness_ratio: float) -> None:
+        """Bring the metrics up to date."""
+        telemetry, rank = self._telemetry, self._rank
+        for counter, total in (
+            (telemetry.blocks_stored, table.stored_count),
+            (telemetry.blocks_removed, table.removed_count),
+            (telemetry.blocks_refused, table.refused_count),
+            (telemetry.unknown_parents, table.unknown_parents_count),
+            (telemetry.unknown_removals, table.unknown_removals_count),
+        ):
+            counter.labels(rank).inc(total - self._exported.get(counter, 0))
+            self._exported[counter] = total
+        telemetry.table_blocks.labels(rank).set(len(table))
+        telemetry.waiting_blocks.labels(rank).set(table.unplaced_count)
+        telemetry.index_blocks.labels(rank).set(table.published_count)
+        telemetry.pending_blocks.labels(rank).set(pending_count)
+        telemetry.completeness.labels(rank).set(completeness_ratio)
 
 
 def configure_logging(level: str) -> None:

@@ -1,9 +1,10 @@
 """A minimal streaming HTTP/1.1 client on asyncio protocols: one origin, many connections.
 
-It exists for its cost: aiohttp's client takes about 46 us of CPU per streamed chunk where this
-takes about 26 us, of which 24 us are the kernel and the event loop, and the load generator shares
-its cores with the fleet it measures. It does what a load generator needs and nothing else. It never
-sends a request twice: a lost request is a result.
+It exists for its cost, since the load generator shares its cores with the fleet it measures. On a
+small two-core machine with uvloop a streamed chunk costs about 24 us of CPU in kernel and event
+loop, whoever reads it; this client adds about 9 us, aiohttp's adds 22 us before anything looks at
+the chunk. It does what a load generator needs and nothing else. It never sends a request twice: a
+lost request is a result.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ what was received is handed on with two slices and no copy of what came before.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import Protocol, assert_never
 
 HEAD_BYTES_MAX = 64 << 10
 CHUNK_LINE_BYTES_MAX = 1 << 10
@@ -76,32 +76,12 @@ class ResponseParser:
         if self._rest:
             data = self._rest + data
             self._rest = b""
-        elif self._state is _State.CHUNKS and self._left_bytes == 0:
-            # Nearly every read of a token stream is exactly one chunk.
-            start = data.find(b"\r\n") + _CRLF_BYTES
-            end = len(data) - _CRLF_BYTES
-            if _CRLF_BYTES < start < end and _chunk_bytes(data[: start - 2]) == end - start:
-                self._receiver.on_body(data[start:end], now_s)
-                return False
-        while data:
-            match self._state:
-                case _State.CHUNKS:
-                    data = self._take_chunks(data, now_s)
-                case _State.HEAD:
-                    data = self._take_head(data)
-                case _State.LENGTH:
-                    piece, data = data[: self._left_bytes], data[self._left_bytes :]
-                    self._left_bytes -= len(piece)
-                    self._receiver.on_body(piece, now_s)
-                    if self._left_bytes == 0:
-                        self._state = _State.FINISHED
-                case _State.UNTIL_CLOSE:
-                    self._receiver.on_body(data, now_s)
-                    return False
-                case _State.TRAILERS:
-                    data = self._take_trailers(data)
-                case _State.FINISHED:
-                    raise FramingError(f"bytes after the end of the answer: {data[:80]!r}")
+        elif self._state is _State.CHUNKS and self._take_whole_chunk(data, now_s):
+            return False
+        while data and self._state is not _State.FINISHED:
+            data = self._take(data, now_s)
+        if data:
+            raise FramingError(f"bytes after the end of the answer: {data[:80]!r}")
         return self._state is _State.FINISHED
 
     def end_of_connection(self) -> bool:
@@ -109,6 +89,30 @@ class ResponseParser:
         if self._state is _State.UNTIL_CLOSE:
             self._state = _State.FINISHED
         return self._state is _State.FINISHED
+
+    def _take(self, data: bytes, now_s: float) -> bytes:
+        """Take what belongs to the present state; returns the bytes after it."""
+        match self._state:
+            case _State.HEAD:
+                return self._take_head(data)
+            case _State.CHUNKS:
+                return self._take_chunks(data, now_s)
+            case _State.TRAILERS:
+                return self._take_trailers(data)
+            case _State.LENGTH:
+                piece = data[: self._left_bytes]
+                self._left_bytes -= len(piece)
+                self._receiver.on_body(piece, now_s)
+                if self._left_bytes == 0:
+                    self._state = _State.FINISHED
+                return data[len(piece) :]
+            case _State.UNTIL_CLOSE:
+                self._receiver.on_body(data, now_s)
+                return b""
+            case _State.FINISHED:
+                return data
+            case unknown:
+                assert_never(unknown)
 
     def _take_head(self, data: bytes) -> bytes:
         """Read status line and headers; returns the bytes after them."""
@@ -133,6 +137,17 @@ class ResponseParser:
             self._state = _State.LENGTH
             self._left_bytes = _body_bytes(length)
         return data
+
+    def _take_whole_chunk(self, data: bytes, now_s: float) -> bool:
+        """Hand on `data` if it is exactly one chunk, as nearly every read of a stream is."""
+        start = data.find(b"\r\n") + _CRLF_BYTES
+        end = len(data) - _CRLF_BYTES
+        if self._left_bytes > 0 or not _CRLF_BYTES < start < end:
+            return False
+        if _chunk_bytes(data[: start - _CRLF_BYTES]) != end - start:
+            return False
+        self._receiver.on_body(data[start:end], now_s)
+        return True
 
     def _take_chunks(self, data: bytes, now_s: float) -> bytes:
         """Hand on the payload of the chunks in `data`; returns what follows the last of them."""

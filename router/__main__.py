@@ -8,12 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-import redis.asyncio
 import structlog
 import uvloop
 from aiohttp import web
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from router.admission import Admission
 from router.config import RouterConfig, loggable, parse_config
@@ -22,6 +19,7 @@ from router.http_exchange import BodyLimits
 from router.index_client import IndexClient
 from router.ledger import Ledger
 from router.policies import POLICIES
+from router.redis_link import RedisLink
 from router.route import Router
 from router.tokenize import ModelTokenizers
 from router.upstream import Upstream
@@ -106,10 +104,9 @@ class Process:
 async def composed(config: RouterConfig) -> AsyncIterator[Process]:
     """A router that listens, with its background tasks, until the context ends."""
     async with AsyncExitStack() as stack:
-        client = _redis_client(config)
-        stack.push_async_callback(client.aclose)
-        index = IndexClient(client, deadline_s=config.index_deadline_s)
-        ledger = Ledger(client, deadline_s=config.index_deadline_s)
+        link = RedisLink(config.redis_url)
+        index = IndexClient(link, deadline_s=config.index_deadline_s)
+        ledger = Ledger(link, deadline_s=config.index_deadline_s)
         tokenizers = ModelTokenizers(
             paths=config.tokenizers,
             threads=config.tokenize_threads,
@@ -142,15 +139,19 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
         api = HttpApi(router=router, index=index, admission=admission, limits=limits)
         listeners = await stack.enter_async_context(Listeners(api, config))
         async with asyncio.TaskGroup() as tasks:
+            connected = tasks.create_task(link.run(), name="redis_link")
             background = [
                 tasks.create_task(index.run(), name="index"),
                 tasks.create_task(ledger.run(), name="ledger"),
                 tasks.create_task(tokenizers.run(index.models), name="tokenizers"),
             ]
             yield Process(admission=admission, index=index, ledger=ledger, listeners=listeners)
-            await listeners.close()  # first, so that the ledger sees the last releases
+            # Backwards: handlers make the last releases, and the ledger's farewell needs Redis.
+            await listeners.close()
             for task in background:
                 task.cancel()
+            await asyncio.wait(background)
+            connected.cancel()
 
 
 async def _either(*waits: Coroutine[Any, Any, object]) -> None:
@@ -160,17 +161,6 @@ async def _either(*waits: Coroutine[Any, Any, object]) -> None:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
             task.cancel()
-
-
-def _redis_client(config: RouterConfig) -> redis.asyncio.Redis:
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
-        config.redis_url,
-        max_connections=config.redis_connections_max,
-        timeout=config.index_deadline_s,
-        # Once and at once: a connection may have died unnoticed, the deadline covers all the rest.
-        retry=Retry(NoBackoff(), 1),
-    )
-    return redis.asyncio.Redis.from_pool(pool)
 
 
 class _Signals:

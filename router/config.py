@@ -39,7 +39,6 @@ class RouterConfig:
         tokenize_threads: threads that render templates and tokenize
         tokenize_deadline_s: a prompt that takes longer is routed without prefix hits
         index_deadline_s: Redis must answer within this, else the decision is made without it
-        redis_connections_max: connections to Redis
         body_bytes_max: largest request body
         body_timeout_s: a request body must have arrived within this
         in_flight_requests_max: requests beyond this are refused with 429
@@ -65,7 +64,6 @@ class RouterConfig:
     tokenize_threads: PositiveInt = 2
     tokenize_deadline_s: PositiveFloat = 2.0
     index_deadline_s: PositiveFloat = 0.25
-    redis_connections_max: PositiveInt = 64
     body_bytes_max: PositiveInt = 32 * 1024 * 1024
     body_timeout_s: PositiveFloat = 60.0
     in_flight_requests_max: PositiveInt = 4096

@@ -12,6 +12,7 @@ import aiohttp
 import redis.asyncio
 from aiohttp import web
 from builders import make_fleet_record, make_instance
+from fleets import until
 from multidict import CIMultiDict
 
 from indexer.contract import functions, keys
@@ -22,9 +23,20 @@ from router.config import RouterConfig
 USAGE = {"prompt_tokens": 64, "prompt_tokens_details": {"cached_tokens": 48}}
 CHUNKS = [b'data: {"choices":[{"text":"one"}]}\n\n', b'data: {"choices":[{"text":"two"}]}\n\n']
 LAST_CHUNKS = [f"data: {json.dumps({'usage': USAGE})}\n\n".encode(), b"data: [DONE]\n\n"]
-DEADLINE_S = 10.0
+
+PROMPT = list(range(64))
 
 Script = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
+
+
+def completion(**changes: Any) -> dict[str, Any]:
+    """A streamed completion of 64 token ids."""
+    return {"model": "m", "prompt": PROMPT, "stream": True} | changes
+
+
+def chat(text: str) -> dict[str, Any]:
+    """A plain chat of one message."""
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
 
 
 @dataclass
@@ -150,9 +162,8 @@ class Edge:
 
     async def settled(self) -> None:
         """Wait until nothing is in flight and Redis knows."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.process.admission.requests or not self.process.ledger.settled():
-                await asyncio.sleep(0.005)
+        admission, ledger = self.process.admission, self.process.ledger
+        await until(lambda: not admission.requests and ledger.settled(), "settled")
 
 
 @asynccontextmanager
@@ -169,7 +180,9 @@ async def edge(
         await functions.run(redis_client, functions.create(fleet))
         for engine in engines:
             await stack.enter_async_context(engine.serving())
-            one = make_instance(engine.name, url=engine.url, **(record or {}))
+            one = make_instance(
+                engine.name, **({"url": engine.url, "model_root": "/nonexistent"} | (record or {}))
+            )
             join = functions.join(fleet.fleet_id, one.encode())
             slot, generation = await functions.run(redis_client, join)
             opened = functions.open_slot(fleet.fleet_id, slot, generation)

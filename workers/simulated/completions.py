@@ -21,7 +21,7 @@ from workers.simulated.protocol import (
 from workers.simulated.request import TOKEN_BYTES, Request, pack_tokens
 from workers.simulated.runtime import EngineRuntime, QueueFullError
 from workers.simulated.stream import StreamedAnswer
-from workers.simulated.text import TemplateError, TextModel
+from workers.simulated.text import TextError, TextModel
 
 SEED_MASK = (1 << 64) - 1
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
@@ -74,9 +74,7 @@ class CompletionsApi:
         packed = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                special = call.add_special_tokens
-                ids = await self._text.encode(prompt, add_special_tokens=special)
-                packed.append(pack_tokens(ids))
+                packed.append(pack_tokens(await self.text_token_ids(prompt, call)))
             else:
                 packed.append(prompt)
         return await self._generate(request, call, packed, chat=False)
@@ -91,9 +89,16 @@ class CompletionsApi:
                 add_generation_prompt=chat.add_generation_prompt,
                 template_arguments=chat.template_arguments,
             )
-        except TemplateError as error:
+            return await self._text.encode(rendered, add_special_tokens=call.add_special_tokens)
+        except TextError as error:
             raise bad_request(str(error), "messages") from error
-        return await self._text.encode(rendered, add_special_tokens=call.add_special_tokens)
+
+    async def text_token_ids(self, text: str, call: Generation) -> list[int]:
+        """Token ids of a plain prompt."""
+        try:
+            return await self._text.encode(text, add_special_tokens=call.add_special_tokens)
+        except TextError as error:
+            raise bad_request(str(error), "prompt") from error
 
     def _check_model(self, name: str | None) -> None:
         models = self._models

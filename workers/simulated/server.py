@@ -184,8 +184,7 @@ class EngineServer:
             prompt = body.string("prompt")
             if prompt is None:
                 raise malformed("prompt", "Field required")
-            special = call.add_special_tokens
-            token_ids = await self._text.encode(prompt, add_special_tokens=special)
+            token_ids = await self._completions.text_token_ids(prompt, call)
         return json_response(
             {
                 "count": len(token_ids),

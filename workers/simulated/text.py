@@ -27,8 +27,8 @@ class TextModelError(ValueError):
     """The tokenizer's folder cannot be used; the message says what is missing."""
 
 
-class TemplateError(ValueError):
-    """The chat template refuses these messages."""
+class TextError(ValueError):
+    """A request's text cannot become tokens: the chat template refuses it, or it is not Unicode."""
 
 
 class TextModel:
@@ -67,7 +67,15 @@ class TextModel:
         self._output_bytes = [text.encode() for text in self._output_texts]
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; a long one is encoded off the event loop."""
+        """Token ids of a text; a long one is encoded off the event loop.
+
+        Raises:
+            TextError: it holds lone surrogates.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TextError(f"the text is not valid Unicode: {error.reason}") from error
         if len(text) > OFF_LOOP_CHARS:
             return await asyncio.to_thread(self._encode, text, add_special_tokens)
         return self._encode(text, add_special_tokens)
@@ -105,7 +113,7 @@ class TextModel:
         """Messages as the text the model would see.
 
         Raises:
-            TemplateError: the template refuses them, or there is no template.
+            TextError: the template refuses them, or there is no template.
         """
         import jinja2  # noqa: PLC0415  # 50 ms that only chat needs
 
@@ -117,7 +125,7 @@ class TextModel:
                 **{**self._special_tokens, **template_arguments},
             )
         except (jinja2.TemplateError, TypeError) as error:
-            raise TemplateError(f"chat template: {error}") from error
+            raise TextError(f"chat template: {error}") from error
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -125,7 +133,7 @@ class TextModel:
         try:
             config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise TemplateError(f"no chat template: {error}") from error
+            raise TextError(f"no chat template: {error}") from error
         return config
 
     @cached_property
@@ -143,7 +151,7 @@ class TextModel:
         if source is None and separate.is_file():
             source = separate.read_text(encoding="utf-8")
         if not isinstance(source, str):
-            raise TemplateError(f"{self.folder} has no chat template")
+            raise TextError(f"{self.folder} has no chat template")
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -158,4 +166,4 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 
 def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
+    raise TextError(message)

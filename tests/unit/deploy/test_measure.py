@@ -10,8 +10,6 @@ from deploy.measure import EngineReading, RouterLogs, parse_reading
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{model_name="sim",engine="0"} 3.0
-vllm:num_requests_waiting{model_name="sim",engine="0"} 2.0
-vllm:num_requests_waiting_by_reason{model_name="sim",engine="0",reason="capacity"} 2.0
 simulated_engine_lag_seconds 0.0
 simulated_engine_lag_seconds_max 0.25
 simulated_engine_busy_seconds_total 12.5
@@ -23,9 +21,9 @@ def canonical_line(request_id: str, **fields: float | None) -> str:
     return json.dumps({"event": "request_routed", "request_id": request_id, **fields}) + "\n"
 
 
-def test_an_engine_reading_is_its_busy_time_lag_and_batch() -> None:
-    """Running and waiting requests make the batch size; per-reason counts are not added again."""
-    expected = EngineReading(busy_s=12.5, lag_max_s=0.25, batch_size=5)
+def test_an_engine_reading_is_its_busy_time_and_its_worst_lag() -> None:
+    """The worst lag counts, not the one of the moment."""
+    expected = EngineReading(busy_s=12.5, lag_max_s=0.25)
     assert expected == parse_reading(METRICS)
 
 

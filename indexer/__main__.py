@@ -1,0 +1,100 @@
+"""`python -m indexer`: sidecar of one engine; `python -m indexer inspect`: what is published."""
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import redis.asyncio
+import structlog
+import uvloop
+import zmq
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from indexer.config import InspectConfig, SidecarConfig, loggable, parse
+from indexer.engine_api import EngineApi
+from indexer.errors import IndexerError
+from indexer.sidecar import Sidecar
+from indexer.telemetry import Telemetry, configure_logging
+
+REDIS_DEADLINE_S: Final = 2.0
+REDIS_CONNECTIONS_MAX: Final = 16
+GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
+"""A table has a million long-lived objects: Python's default would walk them again and again."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parse, run, exit status."""
+    config = parse(argv)
+    if isinstance(config, InspectConfig):
+        return _inspect(config)
+    configure_logging(config.log_level)
+    log = structlog.get_logger()
+    log.info("sidecar_started", **loggable(config))
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    exit_status = 0
+    try:
+        uvloop.run(_run(config))
+    except* asyncio.CancelledError:
+        log.info("sidecar_stopped")
+    except* (IndexerError, OSError, zmq.ZMQError) as failures:
+        log.error("sidecar_failed", error=str(_first(failures)))  # noqa: TRY400 - no traceback
+        exit_status = 1
+    return exit_status
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first, out of its groups."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _run(config: SidecarConfig) -> None:
+    """The composition root of the sidecar; runs until SIGTERM or SIGINT."""
+    this = asyncio.current_task()
+    assert this is not None
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, this.cancel)
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    telemetry = Telemetry(registry)
+    if config.metrics_port:
+        start_http_server(int(config.metrics_port), addr=config.metrics_host, registry=registry)
+    client = connect(config.redis_url)
+    try:
+        async with EngineApi(config.engine_url, api_key=config.engine_api_key) as api:
+            await Sidecar(config, api, client, telemetry=telemetry).run()
+    finally:
+        await client.aclose()
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    """A client whose calls have a deadline and are repeated by nobody but their caller."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=REDIS_DEADLINE_S,
+        socket_connect_timeout=REDIS_DEADLINE_S,
+        max_connections=REDIS_CONNECTIONS_MAX,
+        retry=Retry(NoBackoff(), 1),
+    )
+
+
+def _inspect(config: InspectConfig) -> int:
+    from indexer.inspection import show  # noqa: PLC0415 - rich costs the sidecar's start nothing
+
+    try:
+        asyncio.run(show(connect(config.redis_url), as_json=config.format == "json"))
+    except (redis.exceptions.RedisError, OSError) as error:
+        sys.stderr.write(f"error: {config.redis_url}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
