@@ -15,7 +15,9 @@ def lottery(request: RequestView, fleet: FleetSnapshot) -> npt.NDArray[np.uint64
     Depends on neither the order nor the number of instances, so routers agree on a request and
     different requests spread over equals.
     """
-    drawn = (fleet.identity ^ np.uint64(xxhash.xxh3_64_intdigest(request.request_id.encode()))) * _MIX
+    drawn = (
+        fleet.identity ^ np.uint64(xxhash.xxh3_64_intdigest(request.request_id.encode()))
+    ) * _MIX
     return drawn ^ (drawn >> np.uint64(29))
 
 

@@ -37,7 +37,8 @@ class Roster:
         return cls(
             instances=instances,
             identity=np.array(
-                [xxhash.xxh3_64_intdigest(record.instance_id.encode()) for record in instances], np.uint64
+                [xxhash.xxh3_64_intdigest(record.instance_id.encode()) for record in instances],
+                np.uint64,
             ),
             slot=np.array(slots, np.int64),
             block_size_tokens=np.array([r.block_size_tokens for r in instances], np.int64),
@@ -135,6 +136,6 @@ def without(snapshot: FleetSnapshot, excluded: AbstractSet[InstanceId]) -> Fleet
     places = [i for i, r in enumerate(snapshot.instances) if r.instance_id not in excluded]
     if not places:
         raise NoEligibleInstance(
-            f"Every instance of `{snapshot.fleet.model_scope}` was tried and failed. Try again later."
+            f"Every instance of `{snapshot.fleet.model_scope}` was tried and failed. Try later."
         )
     return take(snapshot, np.array(places, np.intp))

@@ -1,4 +1,4 @@
-"""The only reader of the index: fleets and instances in the background, one snapshot per request."""
+"""The only reader of the index: fleets in the background, one snapshot per request."""
 
 import asyncio
 import time
@@ -309,13 +309,13 @@ def _served_models(
         for adapter in instance.adapters or ():
             by_name.setdefault((adapter, adapter), {})[slot] = instance
     models = {}
-    for (name, adapter), members in by_name.items():
+    for (name, of_adapter), members in by_name.items():
         limits = [m.max_model_len_tokens for m in members.values() if m.max_model_len_tokens]
         roster = Roster.of(members)
         models[name] = ServedModel(
             name=name,
             fleet=record,
-            adapter=adapter,
+            adapter=of_adapter,
             max_model_len_tokens=min(limits, default=None),
             model_root=roster.instances[0].model_root,
             roster=roster,

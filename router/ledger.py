@@ -320,9 +320,7 @@ def _choose_alone(
     return _decide(policy, request, snapshot, place)
 
 
-def _decide(
-    policy: Policy, request: RequestView, snapshot: FleetSnapshot, place: int
-) -> Decision:
+def _decide(policy: Policy, request: RequestView, snapshot: FleetSnapshot, place: int) -> Decision:
     return Decision(
         policy=policy.name,
         snapshot=snapshot,

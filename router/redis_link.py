@@ -33,7 +33,8 @@ WAITING_MAX: Final = 65_536
 WEATHER: Final = (RedisError, OSError, TimeoutError)
 """What a Redis that is gone, slow or restarting looks like to a caller."""
 
-Command = Sequence[bytes | str | int | float]
+Part = bytes | str | float
+Command = Sequence[Part]
 
 
 class RedisLink:
@@ -57,7 +58,7 @@ class RedisLink:
         self._up = asyncio.Event()
         self._tried = asyncio.Event()
 
-    async def execute_command(self, *command: bytes | str | int | float) -> Any:
+    async def execute_command(self, *command: Part) -> Any:
         """One command, one answer.
 
         Raises:
@@ -81,7 +82,7 @@ class RedisLink:
         loop, sent_s = asyncio.get_running_loop(), time.monotonic()
         futures = []
         for command in commands:
-            self._out.append(hiredis.pack_command(_encodable(command)))
+            self._out.append(_packed(command))
             future: asyncio.Future[Any] = loop.create_future()
             self._waiting.append((future, sent_s))
             futures.append(future)
@@ -113,7 +114,7 @@ class RedisLink:
             await self._pool.disconnect(inuse_connections=True)
 
     async def _serve(self) -> None:
-        connection = self._pool.make_connection()
+        connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await connection.connect()
@@ -168,5 +169,7 @@ class RedisLink:
                 future.exception()  # the caller may have gone without asking
 
 
-def _encodable(command: Command) -> tuple[bytes | str, ...]:
-    return tuple(part if isinstance(part, bytes | str) else repr(part) for part in command)
+def _packed(command: Command) -> bytes:
+    parts = tuple(part if isinstance(part, bytes | str) else repr(part) for part in command)
+    packed: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # its stub is too narrow
+    return packed

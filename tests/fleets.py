@@ -33,9 +33,7 @@ async def found_fleet(
 
 def chain(fleet: FleetRecord, token_ids: Sequence[int]) -> list[BlockHash]:
     """Block hashes of a prompt of this fleet's model."""
-    root = block_hash.root(
-        model_scope=fleet.model_scope, block_size_tokens=fleet.block_size_tokens
-    )
+    root = block_hash.root(model_scope=fleet.model_scope, block_size_tokens=fleet.block_size_tokens)
     packed = block_hash.pack_tokens(token_ids)
     return block_hash.split(block_hash.chain(root, packed, fleet.block_size_tokens))
 
@@ -59,9 +57,7 @@ async def report(
 
 async def read(client: redis.asyncio.Redis, fleet: FleetRecord) -> FleetCounters:
     """The counters as they are."""
-    counters = functions.fleet_counters(
-        await functions.run(client, functions.read(fleet.fleet_id))
-    )
+    counters = functions.fleet_counters(await functions.run(client, functions.read(fleet.fleet_id)))
     assert counters is not None
     return counters
 

@@ -40,8 +40,7 @@ CANDIDATE_STATE: Final = np.dtype([("queued_prefill_tokens", "<u4"), ("batch_siz
 RESERVATION: Final = struct.Struct("<HIIB")
 """slot, generation, prefill tokens still queued, state (0 prefill, 1 decode)"""
 
-assert CANDIDATE.itemsize == 10, CANDIDATE.itemsize
-assert RESERVATION.size == 11, RESERVATION.size
+assert (CANDIDATE.itemsize, RESERVATION.size) == (10, 11), "the Lua source reads these sizes"
 
 
 class RedisClient(Protocol):
@@ -110,13 +109,14 @@ def depths(reply: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
 
     Args:
         reply: what `lookup` returned.
-        out: shape (slots of the partition,), zeroed by the caller.
+        out: shape (SLOTS_PER_PARTITION_MAX,), zeroed by the caller.
     """
     for depth, holders in zip(reply[::2], reply[1::2], strict=True):
-        slots = np.frombuffer(holders, np.uint8)
+        listed = np.frombuffer(holders, np.uint8)
         if len(holders) == SLOTS_PER_PARTITION_MAX // 8:
-            slots = np.flatnonzero(np.unpackbits(slots, bitorder="little"))
-        out[slots[slots < len(out)]] = depth
+            out[np.flatnonzero(np.unpackbits(listed, bitorder="little"))] = depth
+        else:
+            out[listed] = depth
 
 
 def _write(
@@ -213,7 +213,7 @@ def heartbeat(
     slot: SlotIndex,
     generation: int,
     *,
-    state: SlotFlag = SlotFlag(0),
+    state: SlotFlag | None = None,
     counters: EngineCounters | None,
 ) -> Call:
     """Renew an instance's lease and publish its counters."""
@@ -223,7 +223,7 @@ def heartbeat(
         fleet.epoch.to_bytes(8, "little"),
         INSTANCE_LEASE_TTL_S,
         DIRECTORY_TTL_S,
-        int(state),
+        int(state or 0),
     )
     if counters is not None:
         kv_usage_millionths = round(counters.kv_usage_ratio * 1_000_000)
@@ -320,22 +320,20 @@ def release(fleet: FleetId, router: RouterId, sequence: int) -> Call:
     return Call("ts1_release", _books(fleet, router), args)
 
 
-def sync(
-    fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombstones: bool
-) -> Call:
+def sync(fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombstones: bool) -> Call:
     """Make the ledger say what its router says.
 
     Args:
         fleet: the fleet.
         router: this router's registration.
         reservations: 19 bytes each: sequence as little-endian u64, then RESERVATION.
-        forget_tombstones: no reserve given up before TOMBSTONE_GENERATIONS renewals can still land.
+        forget_tombstones: drop the marks of releases that came before their reserve.
     """
     args = (router, reservations, LEDGER_TTL_S, int(forget_tombstones))
     return Call("ts1_sync", _books(fleet, router), args)
 
 
 def reap(fleet: FleetId, router: RouterId | None = None) -> Call:
-    """Take back what a dead router (None: whichever lease is dead) or a leaving one has reserved."""
+    """Take back what one router has reserved; None: a router whose lease is dead, if any."""
     prefix = keys.ledger(fleet, RouterId(""))
     return Call("ts1_reap", (keys.counters(fleet), keys.routers(fleet)), (prefix, router or ""))

@@ -10,7 +10,7 @@ FleetId = NewType("FleetId", str)
 """16 hex digits derived from the model scope; appears in keys, where a model name could not."""
 
 RouterId = NewType("RouterId", str)
-"""One registration of one router process; a router that lost its lease registers under a new one."""
+"""One registration of one router process; one that lost its lease registers under a new id."""
 
 BlockHash = NewType("BlockHash", bytes)
 """8-byte canonical digest of a prefix block and everything before it."""
@@ -19,7 +19,7 @@ EngineBlockHash = NewType("EngineBlockHash", int | bytes)  # type: ignore[valid-
 """vLLM's own block hash: opaque, per engine process and group. Never leaves the sidecar."""
 
 SlotIndex = NewType("SlotIndex", int)
-"""Place of an instance in its fleet's counters: partition * SLOTS_PER_PARTITION_MAX + local slot."""
+"""Place of an instance in its fleet: partition * SLOTS_PER_PARTITION_MAX + local slot."""
 
 
 class Tier(StrEnum):

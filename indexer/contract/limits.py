@@ -5,7 +5,7 @@ from typing import Final
 SCHEMA_VERSION: Final = 1
 
 BLOCK_HASH_BYTES: Final = 8
-"""xxh3_64 digest. At 10^8 blocks the chance of any collision is 3 in 10,000 and costs one bad guess."""
+"""xxh3_64 digest. At 10^8 blocks a collision has a chance of 3 in 10,000; it costs a bad guess."""
 
 BLOCK_SIZE_TOKENS_DEFAULT: Final = 16
 """vLLM's own default; a larger canonical block shrinks index and write rate at a coarser answer."""
@@ -42,9 +42,6 @@ CANDIDATES_PER_RESERVE_MAX: Final = 128
 SWEEP_BUCKETS_PER_CALL_MAX: Final = 64
 """About 4,000 fields: one sweep call holds the server for a few milliseconds at most."""
 
-REAP_RESERVATIONS_PER_CALL_MAX: Final = 2048
-"""Reservations of a dead router taken back in one call; the caller repeats until none is left."""
-
 INSTANCE_LEASE_TTL_S: Final = 5.0
 INSTANCE_LEASE_RENEW_S: Final = 1.0
 INSTANCE_GRACE_S: Final = 30.0
@@ -55,9 +52,6 @@ ROUTER_LEASE_RENEW_S: Final = 1.0
 
 DIRECTORY_TTL_S: Final = 3600
 """Expiry of a fleet's keys that no lease owns; every heartbeat of any of its sidecars renews it."""
-
-TOMBSTONE_GENERATIONS: Final = 3
-"""A release leaves a mark for this many router renewals, so that a reserve landing late is refused."""
 
 REDIS_VERSION_MIN: Final = (7, 0)
 """Functions came with Redis 7.0."""

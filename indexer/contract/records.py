@@ -45,8 +45,8 @@ COUNTERS_RECORD: Final = np.dtype(
     ]
 )
 
-assert COUNTERS_HEADER.itemsize == 32, COUNTERS_HEADER.itemsize
-assert COUNTERS_RECORD.itemsize == 64, COUNTERS_RECORD.itemsize
+_SIZES = (COUNTERS_HEADER.itemsize, COUNTERS_RECORD.itemsize)
+assert _SIZES == (32, 64), "the Lua source reads these sizes"
 
 
 class SlotFlag(IntFlag):

@@ -6,7 +6,7 @@ from router.snapshot import FleetSnapshot, RequestView, Scores
 
 
 class Policy(Protocol):
-    """A pure function from what is known to a cost per instance: no I/O, no clock, no randomness."""
+    """A pure function from what is known to a cost per instance: no I/O, clock or randomness."""
 
     @property
     def name(self) -> str:

@@ -11,8 +11,9 @@ class LMetric:
 
     The KV$ term and the load term are multiplied, so a constant factor on either changes no order
     and there is nothing to tune. The arriving request counts itself, so an idle instance never
-    zeroes the product. Source: "Simple is Better: Multiplication May Be All You Need for LLM Request
-    Scheduling", arXiv 2603.15202. Instances without counters have none reserved and score as idle.
+    zeroes the product. Source: "Simple is Better: Multiplication May Be All You Need for LLM
+    Request Scheduling", arXiv 2603.15202. An instance without an engine report scores by what is
+    reserved on it.
 
     The reservation takes this minimum again with the counters of the moment (`ts1_reserve`), so
     routers that decide at once do not herd.

@@ -26,7 +26,7 @@ class MaxHit:
 
     def __call__(self, request: RequestView, fleet: FleetSnapshot) -> Scores:
         """Score every instance."""
-        scores = fleet.new_prefill_tokens + fleet.batch_size / (fleet.batch_size.max() + 1)
+        scores: Scores = fleet.new_prefill_tokens + fleet.batch_size / (fleet.batch_size.max() + 1)
         if np.isinf(self.load_ceiling_ratio):
             return scores
         mean = (fleet.batch_size.sum() + 1) / len(fleet.instances)

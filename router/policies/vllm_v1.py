@@ -22,4 +22,5 @@ class VllmV1:
         """Score every instance."""
         del request
         unreported = np.maximum(0, fleet.batch_size - fleet.running_count - fleet.waiting_count)
-        return (4 * (fleet.waiting_count + unreported) + fleet.running_count).astype(float)
+        scores: Scores = 4.0 * (fleet.waiting_count + unreported) + fleet.running_count
+        return scores

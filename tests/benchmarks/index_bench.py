@@ -138,7 +138,7 @@ def lookups(bench: Bench, instances: int, blocks: int, repeats: int) -> dict[str
     fleet = bench.found("lookup", instances, 1, 1 << 17)
     out: dict[str, Any] = {}
     chain = block_hash.split(bench.rng.bytes(8 * blocks))
-    cuts = sorted(int(x) for x in bench.rng.integers(1, blocks, 5)) + [blocks]
+    cuts = [*sorted(int(x) for x in bench.rng.integers(1, blocks, 5)), blocks]
     for slot in range(instances):
         depth = cuts[slot % len(cuts)]
         for i in range(0, depth, BLOCKS_PER_WRITE_MAX):
@@ -177,7 +177,7 @@ def changes(bench: Bench, instances: int, blocks: int) -> dict[str, Any]:
     pipe = bench.redis.pipeline(transaction=False)
     for n, (slot, chain) in enumerate(placed):
         fresh = block_hash.split(bench.rng.bytes(8 * (len(chain) - SHARED_BLOCKS)))
-        gone = chain[:SHARED_BLOCKS - 1:-1]
+        gone = chain[: SHARED_BLOCKS - 1 : -1]
         for function, hashes in ((functions.remove, gone), (functions.store, fresh)):
             for i in range(0, len(hashes), BLOCKS_PER_WRITE_MAX):
                 part = hashes[i : i + BLOCKS_PER_WRITE_MAX]
@@ -246,7 +246,7 @@ async def decisions(
     cpu, start = time.process_time(), time.perf_counter()
     await asyncio.gather(*(worker(shared) for _ in range(concurrency)))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - start
-    while not ledger.settled():
+    while not ledger.settled():  # noqa: ASYNC110 - the ledger has nobody to tell
         await asyncio.sleep(0.01)
     for task in (running, linking):
         task.cancel()
@@ -279,9 +279,7 @@ def run(bench: Bench, *, quick: bool) -> dict[str, Any]:
         figures[f"decision_{name}"] = uvloop.run(
             decisions(bench, instances, partitions, repeats, concurrency=16)
         )
-    at_64, at_250 = (
-        figures[f"lookup_2048_blocks_{n}_instances"]["server_us"] for n in (64, 250)
-    )
+    at_64, at_250 = (figures[f"lookup_2048_blocks_{n}_instances"]["server_us"] for n in (64, 250))
     figures["lookup_ratio_250_to_64"] = round(at_250 / at_64, 2)
     figures["decision_ratio_1000_to_64"] = round(
         figures["decision_1000_instances"]["p50_ms"] / figures["decision_64_instances"]["p50_ms"], 2

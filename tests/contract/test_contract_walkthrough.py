@@ -1,57 +1,71 @@
-import numpy as np
-from indexer.contract import functions as f, keys, block_hash as bh
-from indexer.contract.records import *
-from indexer.contract.identifiers import *
+"""One fleet from its founding to its last request: the example to read the contract by."""
 
-async def test_all(redis_client):
-    r = redis_client
-    fid = keys.fleet_id("m")
-    fr = FleetRecord(fleet_id=fid, model_scope="m", block_size_tokens=16, partitions=1, bucket_bits=10, epoch=12345678901234567)
-    got = f.fleet_record(fid, await f.run(r, f.create(fr)))
-    assert got == fr
-    rec = InstanceRecord(instance_id=InstanceId("a"), url="http://x", models=["m"], model_root="r", block_size_tokens=16)
-    assert InstanceRecord.decode(rec.encode()) == rec
-    a = await f.run(r, f.join(fid, rec.encode()))
-    b = await f.run(r, f.join(fid, rec.encode()))
-    assert (a, b) == ([0, 1], [1, 1])
-    for s, g in (a, b):
-        assert await f.run(r, f.open_slot(fid, s, g)) == 1
-    p = bh.pack_tokens(list(range(1600)))
-    h = bh.chain(bh.root(model_scope="m", block_size_tokens=16), p, 16)
-    hs = bh.split(h)
-    assert await f.run(r, f.store(fr, 0, 1, hs[:70])) == 1
-    assert await f.run(r, f.store(fr, 1, 1, hs[:33])) == 1
-    assert await f.run(r, f.store(fr, 1, 2, hs[:33])) == 0
-    out = np.zeros(256, np.int64)
-    f.depths(await f.run(r, f.lookup(fr, 0, h)), out)
-    assert out[:3].tolist() == [70, 33, 0]
-    assert await f.run(r, f.remove(fr, 0, 1, hs[70:19:-1])) == 1
-    out[:] = 0
-    f.depths(await f.run(r, f.lookup(fr, 0, h)), out)
-    assert out[:3].tolist() == [20, 33, 0]
-    assert await f.run(r, f.heartbeat(fr, 0, 1, counters=f.EngineCounters(running_count=3, waiting_count=2, kv_usage_ratio=.5))) == [0, 0]
-    rid = RouterId("r1")
-    cand = np.array([(0, 1, 100), (1, 1, 50)], f.CANDIDATE)
-    assert (await f.run(r, f.reserve(fid, rid, 1, cand)))[0] == b"lost"
-    assert await f.run(r, f.register(fid, rid, begin=False)) == 0
-    assert await f.run(r, f.register(fid, rid, begin=True)) == 1
-    got = await f.run(r, f.reserve(fid, rid, 1, cand))
-    assert got[:2] == [b"ok", 1]
-    assert np.frombuffer(got[2], f.CANDIDATE_STATE).tolist() == [(0, 5), (0, 0)]
-    c = f.fleet_counters(await f.run(r, f.read(fid)))
-    print(c)
-    assert c.slots["reserved_requests"].tolist() == [0, 1]
-    assert c.slots["reserved_prefill_tokens"].tolist() == [0, 50]
-    assert await f.run(r, f.prefilled(fid, rid, 1)) == 1
-    assert await f.run(r, f.release(fid, rid, 1)) == 1
-    assert await f.run(r, f.release(fid, rid, 1)) == 0
-    assert (await f.run(r, f.reserve(fid, rid, 1, cand)))[0] == b"late"
-    assert await f.run(r, f.sync(fid, rid, (7).to_bytes(8, "little") + f.RESERVATION.pack(0, 1, 9, 0), forget_tombstones=True)) == [1, 0]
-    assert await f.run(r, f.reap(fid)) == []
-    assert await f.run(r, f.reap(fid, rid)) == [b"r1", 1]
-    c = f.fleet_counters(await f.run(r, f.read(fid)))
-    assert c.slots["reserved_prefill_tokens"].tolist() == [0, 0]
-    assert await f.run(r, f.close(fid, 0, 1, -1)) == 1
-    assert await f.run(r, f.sweep(fid, 0, 0, 1024)) == 20
-    assert await f.run(r, f.free(fid, 0, 1)) == 1
-    assert await f.run(r, f.join(fid, rec.encode())) == [0, 2]
+import numpy as np
+import redis.asyncio
+from builders import make_fleet_record, make_instance
+from fleets import chain, reserved
+
+from indexer.contract import functions, keys
+from indexer.contract.identifiers import RouterId, SlotIndex
+from indexer.contract.records import InstanceRecord
+
+PROMPT = list(range(1600))  # 100 blocks of 16 tokens
+
+
+async def test_a_fleet_from_its_founding_to_its_last_request(
+    redis_client: redis.asyncio.Redis,
+) -> None:
+    """Two instances join, publish, are looked up, reserved, released; one leaves."""
+
+    async def run(call: functions.Call) -> object:
+        return await functions.run(redis_client, call)
+
+    # Two sidecars found the fleet and take slots 0 and 1.
+    fleet = make_fleet_record()
+    assert functions.fleet_record(fleet.fleet_id, await run(functions.create(fleet))) == fleet
+    record = make_instance("a").encode()
+    assert await run(functions.join(fleet.fleet_id, record)) == [0, 1]
+    assert await run(functions.join(fleet.fleet_id, record)) == [1, 1]
+    assert InstanceRecord.decode(record) == make_instance("a")
+    first, second = SlotIndex(0), SlotIndex(1)
+    for slot in (first, second):
+        assert await run(functions.open_slot(fleet.fleet_id, slot, 1)) == 1
+
+    # The first holds 70 blocks of the prompt, the second 33.
+    hashes = chain(fleet, PROMPT)
+    assert await run(functions.store(fleet, first, 1, hashes[:70])) == 1
+    assert await run(functions.store(fleet, second, 1, hashes[:33])) == 1
+
+    # A router finds both depths in one lookup, also after evictions.
+    async def depths() -> list[int]:
+        out = np.zeros(256, np.int64)
+        call = functions.lookup(fleet, 0, b"".join(hashes))
+        functions.depths(await functions.run(redis_client, call), out)
+        return out[:3].tolist()
+
+    assert await depths() == [70, 33, 0]
+    assert await run(functions.remove(fleet, first, 1, hashes[69:19:-1])) == 1
+    assert await depths() == [20, 33, 0]
+
+    # It books the request where the product is least: (0 + 1072) x 1 beats (0 + 1280) x 1.
+    router = RouterId("r1")
+    await run(functions.register(fleet.fleet_id, router, begin=True))
+    candidates = np.array([(0, 1, 1280), (1, 1, 1072)], functions.CANDIDATE)
+    status, index, _ = await functions.run(
+        redis_client, functions.reserve(fleet.fleet_id, router, 1, candidates)
+    )
+    assert (status, index) == (b"ok", 1)
+    assert await reserved(redis_client, fleet) == [(0, 0), (1, 1072)]
+
+    # The first token comes, the body ends, and nothing is left.
+    assert await run(functions.prefilled(fleet.fleet_id, router, 1)) == 1
+    assert await reserved(redis_client, fleet) == [(0, 0), (1, 0)]
+    assert await run(functions.release(fleet.fleet_id, router, 1)) == 1
+    assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
+
+    # The first sidecar leaves: closed, swept, and its slot is the next one's, a generation on.
+    assert await run(functions.close(fleet.fleet_id, first, 1, -1)) == 1
+    assert await run(functions.sweep(fleet.fleet_id, first, 0, 2**fleet.bucket_bits)) == 20
+    assert await run(functions.free(fleet.fleet_id, first, 1)) == 1
+    assert await run(functions.join(fleet.fleet_id, record)) == [0, 2]
+    assert await redis_client.hlen(keys.instances(fleet.fleet_id)) == 2

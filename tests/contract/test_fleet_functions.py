@@ -6,11 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from contract.reference import ReferenceFleet
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test
-from contract.reference import ReferenceFleet
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from indexer.contract import functions, keys
 from indexer.contract.functions import EngineCounters
@@ -26,7 +31,10 @@ FLEET = FleetRecord(
     epoch=0xFEDCBA9876543210,
 )
 RECORD = InstanceRecord(
-    instance_id=InstanceId("h:1/0#1"), url="http://h:1", models=["m"], model_root="m",
+    instance_id=InstanceId("h:1/0#1"),
+    url="http://h:1",
+    models=["m"],
+    model_root="m",
     block_size_tokens=16,
 )
 ROUTERS = st.sampled_from(["a", "b"])
@@ -109,14 +117,15 @@ def test_the_books_equal_the_reference_under_any_history(server: Server) -> None
         @rule(router=ROUTERS, sequence=SEQUENCES, data=st.data())
         def reserve(self, router: str, sequence: int, data: st.DataObject) -> None:
             rows = [
-                (slot, data.draw(st.sampled_from([s.generation, s.generation + 1])),
-                 data.draw(st.integers(1, 50)))
+                (
+                    slot,
+                    data.draw(st.sampled_from([s.generation, s.generation + 1])),
+                    data.draw(st.integers(1, 50)),
+                )
                 for slot, s in self.reference.slots.items()
             ]
             expected = self.reference.reserve(router, sequence, rows)
-            call = functions.reserve(
-                FLEET.fleet_id, RouterId(router), sequence, candidates(*rows)
-            )
+            call = functions.reserve(FLEET.fleet_id, RouterId(router), sequence, candidates(*rows))
             status, index, _ = server.call(call)
             assert (status.decode(), index) == expected
 
@@ -152,9 +161,7 @@ def test_the_books_equal_the_reference_under_any_history(server: Server) -> None
                 )
                 for s, r in live.items()
             )
-            call = functions.sync(
-                FLEET.fleet_id, RouterId(router), packed, forget_tombstones=True
-            )
+            call = functions.sync(FLEET.fleet_id, RouterId(router), packed, forget_tombstones=True)
             booked, _ = server.call(call)
             assert booked == len(forgotten)
             self.reference.ledgers[router] = dict(live)
@@ -183,8 +190,12 @@ def test_the_books_equal_the_reference_under_any_history(server: Server) -> None
 def test_the_first_to_create_a_fleet_fixes_its_shape(fleet: Server) -> None:
     """Whoever comes later is told what the fleet is."""
     other = FleetRecord(
-        fleet_id=FLEET.fleet_id, model_scope="m", block_size_tokens=64, partitions=4,
-        bucket_bits=9, epoch=7,
+        fleet_id=FLEET.fleet_id,
+        model_scope="m",
+        block_size_tokens=64,
+        partitions=4,
+        bucket_bits=9,
+        epoch=7,
     )
     assert functions.fleet_record(FLEET.fleet_id, fleet.call(functions.create(other))) == FLEET
     assert fleet.counters().epoch == FLEET.epoch
@@ -205,8 +216,12 @@ def test_instances_spread_over_partitions(server: Server) -> None:
     """The emptiest partition takes the next instance, at its lowest free slot."""
     server.redis.flushdb()
     wide = FleetRecord(
-        fleet_id=FLEET.fleet_id, model_scope="m", block_size_tokens=16, partitions=3,
-        bucket_bits=4, epoch=1,
+        fleet_id=FLEET.fleet_id,
+        model_scope="m",
+        block_size_tokens=16,
+        partitions=3,
+        bucket_bits=4,
+        epoch=1,
     )
     server.call(functions.create(wide))
     got = [server.call(functions.join(FLEET.fleet_id, RECORD.encode()))[0] for _ in range(6)]
@@ -254,16 +269,12 @@ def test_a_choice_is_refused_when_its_batch_has_moved(fleet: Server) -> None:
     fleet.call(functions.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
     rows = candidates((slot, generation, 9))
 
-    call = functions.reserve(
-        FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=0
-    )
+    call = functions.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=0)
     status, index, states = fleet.call(call)
     assert (status, index) == (b"moved", 0)
     assert np.frombuffer(states, functions.CANDIDATE_STATE).tolist() == [(5, 1)]
 
-    call = functions.reserve(
-        FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=1
-    )
+    call = functions.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=1)
     assert fleet.call(call)[:2] == [b"ok", 0]
 
 

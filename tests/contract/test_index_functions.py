@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
+from contract.reference import ReferenceIndex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from contract.reference import ReferenceIndex
 
 from indexer.contract import block_hash, functions, keys
 from indexer.contract.identifiers import BlockHash, SlotIndex
@@ -56,9 +56,7 @@ holdings = st.lists(st.tuples(st.integers(0, SLOTS - 1), paths), max_size=60)
 crowds = st.tuples(st.integers(0, 200), st.integers(25, 50), paths)
 
 
-@given(
-    holdings=holdings, crowds=st.lists(crowds, max_size=2), taken=holdings, prompt=paths
-)
+@given(holdings=holdings, crowds=st.lists(crowds, max_size=2), taken=holdings, prompt=paths)
 @settings(deadline=None)
 def test_lookup_equals_the_linear_walk(server, holdings, crowds, taken, prompt) -> None:
     """Galloping and bisecting gives the depth that walking block by block gives, for every slot."""
@@ -75,9 +73,7 @@ def test_lookup_equals_the_linear_walk(server, holdings, crowds, taken, prompt) 
         reference.store(slot, hashes)
     for slot, path in taken:
         # A sidecar removes children before parents and never leaves a hole.
-        below = [
-            h for h in sorted(reference.holders) if slot in reference.holders[h]
-        ]
+        below = [h for h in sorted(reference.holders) if slot in reference.holders[h]]
         gone = [h for h in chain(path)[len(path) // 2 :] if h in below]
         prefixes = {tuple(chain(p)[: len(p)]) for s, p in holdings if s == slot}
         gone += [h for c in prefixes for i, h in enumerate(c) if set(c[:i]) & set(gone)]
@@ -104,8 +100,11 @@ def test_one_holder_more_than_a_list_holds_and_back(server) -> None:
 
     assert depths(server, hashes)[:4] == [3, 3, 0, 0]
     # Two holders are two bytes again, whichever way they came to be two.
-    assert {v for k in server.scan_iter(f"{keys.partition(FLEET.fleet_id, 0)}:*")
-            for v in server.hvals(k)} == {b"\x00\x01"}
+    assert {
+        v
+        for k in server.scan_iter(f"{keys.partition(FLEET.fleet_id, 0)}:*")
+        for v in server.hvals(k)
+    } == {b"\x00\x01"}
 
 
 def test_an_older_generation_cannot_write(server) -> None:

@@ -87,7 +87,7 @@ def test_adapter_is_an_extra_key_of_every_block_and_salt_of_the_first_only() -> 
         salt="s",
     )
     encoded = encode_batch([event], ts=1.0, encoding=EventEncoding.MAP)
-    assert [["poet", "s"], ["poet"]] == msgpack.unpackb(encoded)[1][0]["extra_keys"]
+    assert msgpack.unpackb(encoded)[1][0]["extra_keys"] == [["poet", "s"], ["poet"]]
 
 
 def test_end_marker_is_the_recorded_one() -> None:

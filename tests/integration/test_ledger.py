@@ -35,7 +35,9 @@ class Router:
         self.ledger = Ledger(self.link, deadline_s=DEADLINE_S)
         self.count = 0
 
-    async def decide(self, policy: str = "lmetric", request_id: str = "") -> tuple[Decision, Booking]:
+    async def decide(
+        self, policy: str = "lmetric", request_id: str = ""
+    ) -> tuple[Decision, Booking]:
         """Decide and book one request for PROMPT."""
         served = await self.index.find("m")
         assert served is not None
@@ -119,7 +121,7 @@ async def test_a_client_that_leaves_during_the_reservation_leaves_nothing(
     """A cancelled reservation may have been booked all the same; it is taken back."""
     async with running(redis_socket) as router:
         await router.decide()  # registered, connected
-        await until(lambda: router.ledger.settled(), "settled")
+        await until(router.ledger.settled, "settled")
         for delay_steps in range(12):
             task = asyncio.ensure_future(router.decide())
             for _ in range(delay_steps):
@@ -154,9 +156,7 @@ async def test_a_silent_redis_degrades_and_the_books_are_caught_up(
         assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
 
 
-async def test_a_flushed_redis_is_told_everything_again(
-    redis_client, redis_socket, fleet
-) -> None:
+async def test_a_flushed_redis_is_told_everything_again(redis_client, redis_socket, fleet) -> None:
     """After a loss of data the books are rebuilt from the routers' memory."""
     async with running(redis_socket) as router:
         decision, booking = await router.decide()
@@ -176,9 +176,7 @@ async def test_a_flushed_redis_is_told_everything_again(
         await until(zero, "zero")
 
 
-async def test_a_router_that_ends_gives_everything_back(
-    redis_client, redis_socket, fleet
-) -> None:
+async def test_a_router_that_ends_gives_everything_back(redis_client, redis_socket, fleet) -> None:
     """Nobody has to wait for its lease."""
     async with running(redis_socket) as router:
         await router.decide()

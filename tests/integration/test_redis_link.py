@@ -29,9 +29,7 @@ async def running(url: str) -> AsyncIterator[RedisLink]:
 async def test_answers_belong_to_their_commands(redis_client, redis_socket: Path) -> None:
     """Many callers at once each get their own answer."""
     async with running(f"unix://{redis_socket}") as link:
-        answers = await asyncio.gather(
-            *(link.execute_command("ECHO", str(n)) for n in range(500))
-        )
+        answers = await asyncio.gather(*(link.execute_command("ECHO", str(n)) for n in range(500)))
     assert answers == [str(n).encode() for n in range(500)]
 
 
@@ -66,7 +64,7 @@ async def test_a_broken_connection_fails_at_once_and_heals(
     async with running(f"unix://{redis_socket}") as link:
         own = await link.execute_command("CLIENT", "ID")
         waiting = asyncio.ensure_future(link.execute_command("BLPOP", "never", 0))
-        await until(lambda: redis_client.client_list(), "the server sees us")
+        await until(redis_client.client_list, "the server sees us")
         await redis_client.execute_command("CLIENT", "KILL", "ID", own)
         with pytest.raises(RedisConnectionError, match="broke"):
             await waiting

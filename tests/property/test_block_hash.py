@@ -31,8 +31,9 @@ def test_the_hash_of_a_prefix_is_the_prefix_of_the_hashes(
     assert chain(tokens[:cut], size) == chain(tokens, size)[: cut // size]
 
 
-@given(tokens=st.lists(st.integers(0, 2**32 - 1), min_size=8, max_size=200), size=SIZES,
-       data=st.data())
+@given(
+    tokens=st.lists(st.integers(0, 2**32 - 1), min_size=8, max_size=200), size=SIZES, data=st.data()
+)
 def test_a_changed_token_changes_every_hash_from_its_block_on(
     tokens: list[int], size: int, data: st.DataObject
 ) -> None:
@@ -50,7 +51,7 @@ def test_a_changed_token_changes_every_hash_from_its_block_on(
     right=st.tuples(st.text(), st.none() | st.text(), st.none() | st.text(), SIZES),
 )
 def test_roots_differ_when_anything_differs(left: tuple, right: tuple) -> None:
-    """Scope, adapter, salt and block size each make a cache of its own; an absent one is no text."""
+    """Scope, adapter, salt and block size each make a cache of its own; absent is not empty."""
 
     def root(parts: tuple) -> bytes:
         scope, adapter, salt, size = parts

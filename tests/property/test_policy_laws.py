@@ -79,8 +79,11 @@ def test_a_factor_on_either_term_changes_no_choice(fleet: FleetSnapshot, factor:
     request = make_request(PROMPT_TOKENS)
     scores = LMetric()(request, fleet)
     tokens = (fleet.queued_prefill_tokens + fleet.new_prefill_tokens) * factor
-    assert (np.argsort(tokens * (fleet.batch_size + 1), kind="stable")
-            == np.argsort(scores, kind="stable")).all()
+    assert (
+        np.argsort(tokens * (fleet.batch_size + 1), kind="stable")
+        == np.argsort(scores, kind="stable")
+    ).all()
     batches = (fleet.batch_size + 1) * factor
-    assert (np.argsort(tokens // factor * batches, kind="stable")
-            == np.argsort(scores, kind="stable")).all()
+    assert (
+        np.argsort(tokens // factor * batches, kind="stable") == np.argsort(scores, kind="stable")
+    ).all()

@@ -1,6 +1,7 @@
 """Composition root of the simulated engine: options -> objects -> a running server."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from workers.config import MAX_MODEL_LEN_TOKENS, ConfigError, SimulateConfig
@@ -15,13 +16,22 @@ from workers.simulated.server import EngineServer, serve
 from workers.simulated.text import SHIPPED_TOKENIZER, TextModel
 
 
-async def run(config: SimulateConfig) -> None:
-    """Serve until told to stop.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The objects of one instance, wired together and not yet running."""
+
+    runtime: EngineRuntime
+    publisher: EventPublisher | None
+    server: EngineServer
+
+
+def build(config: SimulateConfig) -> Parts:
+    """Make the objects; the event sockets are open afterwards.
 
     Raises:
         ConfigError: options contradict each other.
         ProfileError, TextModelError: a named profile or tokenizer cannot be used.
-        EventPublisherError, OSError: an endpoint or the port cannot be bound.
+        EventPublisherError: an event endpoint cannot be used.
     """
     profile = load_profile(config.profile)
     capacity_blocks = config.capacity_blocks or profile.capacity_tokens // config.block_size_tokens
@@ -68,10 +78,20 @@ async def run(config: SimulateConfig) -> None:
         publisher=publisher,
         api_key=config.api_key,
     )
+    return Parts(runtime=runtime, publisher=publisher, server=server)
+
+
+async def run(config: SimulateConfig) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        OSError: the port cannot be bound; and what `build` and `serve` raise.
+    """
+    parts = build(config)
     await serve(
-        server=server,
-        runtime=runtime,
-        publisher=publisher,
+        server=parts.server,
+        runtime=parts.runtime,
+        publisher=parts.publisher,
         host=config.host,
         port=config.port,
         shutdown_timeout_s=config.shutdown_timeout_s,

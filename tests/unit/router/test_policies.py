@@ -55,7 +55,7 @@ def test_every_instance_above_the_ceiling_means_least_loaded() -> None:
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
     """The error helps whoever mistyped."""
-    with pytest.raises(ValueError, match="unknown policy `lmetrik`; known policies: .*lmetric"):
+    with pytest.raises(ValueError, match=r"unknown policy `lmetrik`; known policies: .*lmetric"):
         policy_by_name("lmetrik")
 
 

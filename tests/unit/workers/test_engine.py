@@ -160,7 +160,7 @@ def test_same_content_computed_twice_is_stored_and_removed_twice() -> None:
     events = drain(engine)
     hashes = [h for event in events if isinstance(event, BlocksStored) for h in event.block_hashes]
     # The second request hits block 0; block 1 holds its last token, so it computes it again.
-    assert [1, 2] == [hashes.count(h) for h in dict.fromkeys(hashes)]
+    assert [hashes.count(h) for h in dict.fromkeys(hashes)] == [1, 2]
     engine.add(make_request("evictor", range(100, 132)))
     removed = [
         h for event in drain(engine) if isinstance(event, BlocksRemoved) for h in event.block_hashes

@@ -43,7 +43,7 @@ def durations(cost: CostModel, *, prompt_tokens: int, output_tokens: int) -> lis
 def test_chunks_charge_each_query_key_pair_once() -> None:
     """A prompt of n tokens has n (n + 1) / 2 pairs, however it is cut."""
     steps = durations(replace(NOTHING, attention_s_per_pair=1.0), prompt_tokens=20, output_tokens=1)
-    assert (3, 20 * 21 / 2) == (len(steps), sum(steps))
+    assert (len(steps), sum(steps)) == (3, 20 * 21 / 2)
 
 
 def test_decode_reads_its_context() -> None:
