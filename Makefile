@@ -38,7 +38,7 @@ check: $(DEV)  ## format, lint, types, import directions, spelling
 	$(BIN)/codespell
 
 bench: $(DEV)  ## measure; writes build/bench/summary.json
-	$(BIN)/python -m pytest -m benchmark -p no:randomly tests/benchmarks $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/index_bench.py $(BENCH_ARGS)
 
 compose-check: $(RUNTIME)  ## prove deploy/compose.yaml with a Docker engine (skipped without one)
 	@$(BIN)/python -m deploy.compose_check

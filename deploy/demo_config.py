@@ -41,14 +41,14 @@ class DemoConfig:
 
     trace: str | None = None
     policies: tuple[str, ...] = POLICIES
-    requests: PositiveInt = 300
+    requests: PositiveInt = 220
     rows: PositiveInt = 3_000
     turns_min: PositiveInt = 2
     prompt_tokens_max: PositiveInt = 32_768
     output_length_factor: PositiveFloat = 0.5
     load: PositiveFloat = 0.66
     cache_share: PositiveFloat = 0.25
-    run_s: PositiveFloat = 22.0
+    run_s: PositiveFloat = 23.0
     workers: PositiveInt = 4
     routers: PositiveInt = 2
     profile: str = "h20-qwen3-30b-a3b"

@@ -159,10 +159,14 @@ class LocalFleet:
                     launches.create_task(launch_router(number))
 
     async def _wait_router(self, session: aiohttp.ClientSession, url: str) -> None:
-        """Return when a router is ready and sees every instance."""
+        """Return when a router is ready, sees every instance and has loaded their tokenizer."""
         await _wait_ok(session, f"{url}/ready")
+        loaded = f'timestable_router_tokenizer_loaded{{model="{self.config.model_name}"}} 1.0'
         while True:
-            if await instances_seen(session, url) == self.config.workers:
+            seen = await instances_seen(session, url)
+            async with session.get(f"{url}/metrics") as response:
+                metrics = await response.text()
+            if seen == self.config.workers and loaded in metrics:
                 return
             await asyncio.sleep(POLL_S)
 

@@ -104,6 +104,7 @@ def _worker(
         engine_url=engine_url,
         redis_url=redis_url,
         block_size_tokens=config.block_size_tokens,
+        instances_expected=config.workers,
         metrics_host=config.host,
         metrics_port=metrics,
         **({"journal_path": journal_path} if config.journal else {}),

@@ -7,22 +7,19 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-import redis.asyncio
+import redis.exceptions
 import structlog
 import uvloop
 import zmq
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from indexer.config import InspectConfig, SidecarConfig, loggable, parse
 from indexer.engine_api import EngineApi
 from indexer.errors import IndexerError
+from indexer.redis_client import connect
 from indexer.sidecar import Sidecar
 from indexer.telemetry import Telemetry, configure_logging
 
-REDIS_DEADLINE_S: Final = 2.0
-REDIS_CONNECTIONS_MAX: Final = 16
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 """A table has a million long-lived objects: Python's default would walk them again and again."""
 
@@ -72,17 +69,6 @@ async def _run(config: SidecarConfig) -> None:
             await Sidecar(config, api, client, telemetry=telemetry).run()
     finally:
         await client.aclose()
-
-
-def connect(url: str) -> redis.asyncio.Redis:
-    """A client whose calls have a deadline and are repeated by nobody but their caller."""
-    return redis.asyncio.Redis.from_url(
-        url,
-        socket_timeout=REDIS_DEADLINE_S,
-        socket_connect_timeout=REDIS_DEADLINE_S,
-        max_connections=REDIS_CONNECTIONS_MAX,
-        retry=Retry(NoBackoff(), 1),
-    )
 
 
 def _inspect(config: InspectConfig) -> int:

@@ -23,6 +23,7 @@ from indexer.contract.limits import BLOCKS_PER_WRITE_MAX, DIRECTORY_TTL_S
 from indexer.contract.records import FleetRecord, InstanceRecord, SlotFlag
 from indexer.errors import REDIS_WEATHER, FleetChanged, FleetFull
 from indexer.journal import Journal
+from indexer.redis_client import DEADLINE_S
 from indexer.sweeper import Mark, Sweeper, found
 from indexer.telemetry import Telemetry
 
@@ -242,7 +243,8 @@ class Publisher:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for call in calls:
                 pipeline.execute_command(*call.command())
-            return list(await pipeline.execute(raise_on_error=False))
+            async with asyncio.timeout(DEADLINE_S):
+                return list(await pipeline.execute(raise_on_error=False))
 
     def _calls(self, changes: Changes) -> list[Call]:
         assert self.fleet is not None

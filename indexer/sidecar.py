@@ -142,9 +142,10 @@ class Rank:
             )
 
     async def _subscribe(self, engine_host: str) -> Subscriber:
-        endpoint = reachable(self.source.endpoint, engine_host)
-        replay = self.source.replay_endpoint
-        bind = await must_bind(endpoint)
+        source = self.source
+        endpoint = reachable(source.endpoint, engine_host)
+        replay = source.replay_endpoint and reachable(source.replay_endpoint, engine_host)
+        bind = await must_bind(source.endpoint)
         self._telemetry.replay_available.labels(self._label).set(replay is not None)
         self._log.info("events_subscribed", endpoint=endpoint, bind=bind, replay_endpoint=replay)
         if replay is None:
@@ -153,12 +154,7 @@ class Rank:
                 effect="a gap in the events clears this index",
                 remedy="set replay_endpoint in the engine's --kv-events-config",
             )
-        return Subscriber(
-            endpoint=endpoint,
-            bind=bind,
-            replay_endpoint=replay and reachable(replay, engine_host),
-            topic=self.source.topic,
-        )
+        return Subscriber(endpoint=endpoint, bind=bind, replay_endpoint=replay, topic=source.topic)
 
     # -- heartbeat --------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from loadgen.trace import TraceRow
 
 ERROR_BODY_BYTES_MAX = 64 << 10
 ERROR_EXCERPT_CHARACTERS_MAX = 300
+MODELS_TIMEOUT_S = 10.0
+MODELS_BODY_BYTES_MAX = 1 << 20
 _HTTP_OK = 200
 
 
@@ -158,6 +160,48 @@ class StreamingClient:
             prompt_tokens=row.prompt_tokens,
             block_size_tokens=row.block_size_tokens,
         )
+
+
+async def first_model(url: str, *, api_key: str | None = None) -> str:
+    """Name of the first model the URL serves.
+
+    Raises:
+        EndpointError: unreachable, refused, or no list of models; says to name the model.
+    """
+    answer = _WholeBody()
+    http = HttpClient(Origin.parse(url), connect_timeout_s=MODELS_TIMEOUT_S)
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    try:
+        async with asyncio.timeout(MODELS_TIMEOUT_S):
+            await http.request("GET", "/v1/models", receiver=answer, headers=headers)
+        models = json.loads(answer.body)["data"]
+        return str(models[0]["id"])
+    except TimeoutError as exc:
+        raise EndpointError(f"{url}/v1/models: no answer within {MODELS_TIMEOUT_S} s") from exc
+    except ConnectionFailedError as exc:
+        raise EndpointError(f"{url}/v1/models: {exc}") from exc
+    except (ValueError, KeyError, IndexError, TypeError) as exc:
+        excerpt = answer.body.decode(errors="replace")[:ERROR_EXCERPT_CHARACTERS_MAX]
+        reason = f"{url}/v1/models names no model (status {answer.status}: {excerpt})"
+        raise EndpointError(f"{reason}; give the name with --model") from exc
+    finally:
+        http.close()
+
+
+class _WholeBody:
+    """Receives a small answer."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.body = b""
+
+    def on_head(self, head: ResponseHead) -> None:
+        self.status = head.status
+
+    def on_body(self, piece: bytes, _now_s: float) -> None:
+        self.body += piece
+        if len(self.body) > MODELS_BODY_BYTES_MAX:
+            raise ConnectionFailedError(f"more than {MODELS_BODY_BYTES_MAX} bytes")
 
 
 class _Answer:

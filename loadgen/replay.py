@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from loadgen.arrivals import Schedule
 from loadgen.client import Call, StreamingClient, Target
+from loadgen.conversations import previous_turns
 from loadgen.records import RequestRecord
-from loadgen.slicing import previous_turns
 from loadgen.trace import TraceRow
 
 PROGRESS_INTERVAL_S = 0.25

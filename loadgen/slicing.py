@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from loadgen.conversations import conversation_labels, previous_turns
 from loadgen.errors import SliceError
 from loadgen.trace import TraceRow
 
@@ -136,44 +137,6 @@ def spread_equal_arrivals(rows: Sequence[TraceRow], *, seed: int) -> tuple[Trace
     return tuple(spread)
 
 
-def previous_turns(rows: Sequence[TraceRow]) -> tuple[int | None, ...]:
-    """For each row the index of the row it continues, None for a first turn.
-
-    A labelled row continues the row before it with the same session_id. An unlabelled one
-    continues the latest earlier row all of whose full blocks it begins with, provided those are
-    more than the leading blocks common to every row (a system prompt is no conversation).
-    """
-    ignored_blocks = _common_blocks(rows)
-    node_of: dict[tuple[int, int], int] = {}  # (parent node, block id) -> node of the chain
-    last_row_at: dict[int, int] = {}  # node -> latest row whose full blocks end there
-    last_of_session: dict[str, int] = {}
-    previous: list[int | None] = []
-    for index, row in enumerate(rows):
-        if row.session_id is not None:
-            previous.append(last_of_session.get(row.session_id))
-            last_of_session[row.session_id] = index
-            continue
-        parent: int | None = None
-        node = -1
-        for depth, block_id in enumerate(row.full_blocks, 1):
-            node = node_of.setdefault((node, block_id), len(node_of))
-            candidate = last_row_at.get(node) if depth > ignored_blocks else None
-            if candidate is not None and (parent is None or candidate > parent):
-                parent = candidate
-        if len(row.full_blocks) > ignored_blocks:
-            last_row_at[node] = index
-        previous.append(parent)
-    return tuple(previous)
-
-
-def conversation_labels(rows: Sequence[TraceRow]) -> tuple[int, ...]:
-    """For each row the index of the first row of its conversation."""
-    labels: list[int] = []
-    for index, parent in enumerate(previous_turns(rows)):
-        labels.append(index if parent is None else labels[parent])
-    return tuple(labels)
-
-
 def ideal_hit_tokens(
     rows: Sequence[TraceRow], *, engine_block_size_tokens: int = ENGINE_BLOCK_SIZE_TOKENS
 ) -> tuple[int, ...]:
@@ -238,6 +201,26 @@ def summarise(rows: Sequence[TraceRow]) -> TraceSummary:
     )
 
 
+def summary_lines(summary: TraceSummary) -> dict[str, str]:
+    """The summary in words a person reads, by label."""
+
+    def lengths(quantiles: tuple[int, int, int, int]) -> str:
+        return "P10 / P50 / P90 / max " + " / ".join(f"{tokens:,}" for tokens in quantiles)
+
+    gap = summary.turn_gap_p50_s
+    return {
+        "requests": f"{summary.requests_count:,} over {summary.span_s:,.0f} s of the trace",
+        "conversations": (
+            f"{summary.conversations_count:,}, {summary.turns_mean:.2f} turns on average, "
+            f"{summary.multi_turn_ratio:.0%} of requests in conversations of two or more"
+            + ("" if gap is None else f", {gap:.0f} s between turns (P50)")
+        ),
+        "prompt tokens": lengths(summary.prompt_tokens_quantiles),
+        "output tokens": lengths(summary.output_tokens_quantiles),
+        "ideal hits": f"{summary.ideal_hit_ratio:.1%} of prompt tokens, with an infinite cache",
+    }
+
+
 def _with_sessions(rows: Sequence[TraceRow], labels: Sequence[int]) -> list[TraceRow]:
     """Rows with the missing session ids and turns filled in."""
     turns: dict[int, int] = {}
@@ -297,19 +280,6 @@ def _resize(row: TraceRow, prompt_factor: float, output_factor: float) -> TraceR
         block_size_tokens=size,
         prompt_tokens=before_last * size + last,
         output_tokens=output_tokens,
-    )
-
-
-def _common_blocks(rows: Sequence[TraceRow]) -> int:
-    """Leading full blocks that all unlabelled rows with any share; 0 for fewer than two rows."""
-    chains = [row.full_blocks for row in rows if row.session_id is None and row.full_blocks]
-    if len(chains) <= 1:
-        return 0
-    # Lexicographic extremes: what the least and the greatest share, all share.
-    least, greatest = min(chains), max(chains)
-    return next(
-        (i for i, (a, b) in enumerate(zip(least, greatest, strict=False)) if a != b),
-        min(len(least), len(greatest)),
     )
 
 

@@ -119,7 +119,11 @@ def loggable(config: RouterConfig) -> dict[str, Any]:
 
 
 def parse_config(args: Sequence[str]) -> RouterConfig:
-    """Command line over environment over `--config FILE`; a bad key or value ends the process."""
+    """Read the configuration; a bad key or value ends the process with a message that names it.
+
+    Options come first, then a file given by `--config`, then the environment, then a file that the
+    environment names (TIMESTABLE_ROUTER_CONFIG).
+    """
     try:
         config = auto_cli(
             RouterConfig,

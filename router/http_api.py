@@ -74,6 +74,9 @@ class HttpApi:
         except RouterError as error:
             record.status = STATUS[error.reason]
             raise
+        except Exception:  # a defect; a second answer on top of a started one would be another
+            exchange.abort()
+            raise
         finally:
             telemetry.record(record)  # 9 one canonical line
         assert exchange.response is not None

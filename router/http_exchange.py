@@ -104,7 +104,6 @@ class HttpExchange:
     async def break_off(self, error: RouterError) -> None:
         """Tell the client of a stream in an event; any other client by a connection that breaks."""
         assert self.response is not None
-        transport = self._request.transport
         if self._event_stream and not isinstance(error, ClientGone):
             self.response.force_close()
             event = json.dumps(
@@ -113,8 +112,13 @@ class HttpExchange:
             # The empty line in front ends an event that may have been cut in the middle.
             await self.write(b"\n\ndata: " + event.encode() + b"\n\n")
             await self.finish()
-        elif transport is not None:
-            transport.abort()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Break the connection if a part of the answer may have reached the client."""
+        if self.started and self._request.transport is not None:
+            self._request.transport.abort()
 
 
 async def _read_body(request: web.Request, ticket: Ticket, limits: BodyLimits) -> bytes:

@@ -56,6 +56,9 @@ _CACHED_TOKENS: Final = b'"cached_tokens":'
 STALE_RETRIES_MAX: Final = 2
 """Kept-alive connections that the engine closed just before use, for one dispatch."""
 
+IDLE_SLACK_RATIO: Final = 0.1
+"""The idle deadline is moved only so often, not with every chunk, and fires that much later."""
+
 _NETWORK: Final = (aiohttp.ClientError, OSError)
 
 
@@ -258,18 +261,19 @@ class Upstream:
         """
         clock = asyncio.get_running_loop().time
         content, tail, write, idle_s = answer.content, answer.tail, sink.write, self._idle_timeout_s
-        reading = False
-        chunk = answer.first
+        slack_s = idle_s * IDLE_SLACK_RATIO
+        reading, moved_s, chunk = False, clock(), answer.first
         try:
-            async with asyncio.timeout(idle_s) as idle:
+            async with asyncio.timeout(idle_s + slack_s) as idle:
                 while chunk:
                     await write(chunk)
-                    reading = True
-                    now_s = clock()
+                    reading, now_s = True, clock()
                     answer.first_out_s = answer.first_out_s or now_s
                     answer.output_bytes += len(chunk)
                     tail.append(chunk)
-                    idle.reschedule(now_s + idle_s)
+                    if now_s - moved_s > slack_s:
+                        idle.reschedule(now_s + idle_s + slack_s)
+                        moved_s = now_s
                     chunk = await content.readany()
                     reading = False
         except TimeoutError as error:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from fleets import chain, reserved, store, until
 from router_edge import (
@@ -20,6 +21,8 @@ from router_edge import (
     silent,
     stream_all,
 )
+
+from router.upstream import Answer
 
 pytestmark = pytest.mark.integration
 
@@ -77,6 +80,24 @@ async def test_a_stream_that_breaks_ends_in_an_error_event(redis_client, redis_s
         assert sorted(len(engine.bodies) for engine in engines) == [0, 1]  # no retry after a byte
         await one.settled()
         assert await reserved(redis_client, one.fleet) == [(0, 0), (0, 0)]
+
+
+async def test_a_defect_in_mid_stream_breaks_the_connection(
+    redis_client, redis_socket, monkeypatch
+) -> None:
+    """Never a second answer behind the first one; the reservation ends."""
+
+    def defect(_: Answer) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Answer, "cached_tokens", defect)
+    engine = FakeEngine("a", broken_stream)
+    async with edge(redis_client, redis_socket, engine) as one:
+        async with one.client.post("/v1/completions", json=completion()) as answer:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        await one.settled()
+        assert await reserved(redis_client, one.fleet) == [(0, 0)]
 
 
 async def test_a_first_byte_that_does_not_come_is_a_504(redis_client, redis_socket) -> None:

@@ -20,6 +20,7 @@ from indexer.contract.records import FleetCounters, InstanceRecord, SlotFlag
 from indexer.engine_api import EngineApi
 from indexer.errors import EngineUnsuitable
 from indexer.plan import FleetRecord
+from indexer.redis_client import connect
 from indexer.sidecar import Sidecar
 from indexer.telemetry import Telemetry
 
@@ -97,7 +98,7 @@ async def running(
     config = SidecarConfig(
         engine_url=engine.url, redis_url=f"unix://{socket}", metrics_port=0, **options
     )
-    client = redis.asyncio.Redis(unix_socket_path=str(socket))
+    client = connect(config.redis_url)
     registry = CollectorRegistry()
     async with EngineApi(config.engine_url, api_key=None) as api, asyncio.TaskGroup() as tasks:
         sidecar = Sidecar(config, api, client, telemetry=Telemetry(registry))

@@ -1,6 +1,7 @@
 """The simulated engine over real HTTP."""
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from workers.config import SimulateConfig
+from workers.simulated import stream
 from workers.simulated.engine import Engine
 from workers.simulated.run import build
 
@@ -72,7 +74,7 @@ async def running(**options: Any) -> AsyncIterator[Live]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition; the deadline is that of `running`."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110  # the engine has no event to wait for
         await asyncio.sleep(0.002)
 
 
@@ -163,7 +165,7 @@ async def test_several_prompts_and_choices_are_numbered() -> None:
 
 
 async def test_streamed_choices_finish_each_and_end_once() -> None:
-    """n streams interleave; one [DONE] ends them."""
+    """Streams of all choices interleave; one [DONE] ends them."""
     async with running() as live:
         events = await live.events("/v1/completions", prompt=[1, 2], n=3, max_tokens=5)
     chunks = [json.loads(event)["choices"][0] for event in events[:-1]]
@@ -277,9 +279,11 @@ async def test_full_queue_is_pushed_back_with_503() -> None:
 )
 async def test_errors_have_vllms_shape(path: str, body: bytes, status: int, words: str) -> None:
     """Every refusal is `{"error": {message, type, param, code}}` with the code of its status."""
-    async with running(max_model_len_tokens=64) as live:
-        async with live.http.post(path, data=body) as response:
-            error = (await response.json())["error"]
+    async with (
+        running(max_model_len_tokens=64) as live,
+        live.http.post(path, data=body) as response,
+    ):
+        error = (await response.json())["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (response.status, error["code"]) == (status, status)
     assert words in error["message"]
@@ -287,9 +291,9 @@ async def test_errors_have_vllms_shape(path: str, body: bytes, status: int, word
 
 async def test_body_over_the_limit_is_a_413() -> None:
     """Sixteen MiB are the most."""
-    async with running() as live:
-        async with live.http.post("/v1/completions", data=b" " * ((16 << 20) + 1)) as response:
-            error = (await response.json())["error"]
+    body = io.BytesIO(b" " * ((16 << 20) + 1))
+    async with running() as live, live.http.post("/v1/completions", data=body) as response:
+        error = (await response.json())["error"]
     assert (response.status, error["code"]) == (413, 413)
 
 
@@ -354,3 +358,55 @@ async def test_http_1_0_client_gets_a_body_without_chunks() -> None:
     head, _, events = answer.partition(b"\r\n\r\n")
     assert b"chunked" not in head.lower()
     assert (events[:6], events[-14:]) == (b"data: ", b"data: [DONE]\n\n")
+
+
+async def test_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsent bytes are bounded: past the limit the connection goes and so does the request."""
+    monkeypatch.setattr(stream, "UNSENT_BYTES_MAX", -1)
+    async with running() as live:
+        fields = {"prompt": [7] * 50, "max_tokens": 5000, "stream": True}
+        with pytest.raises(aiohttp.ClientError):
+            async with live.http.post("/v1/completions", json=fields) as response:
+                await response.read()
+        await until(lambda: live.engine.pool.used_count == 0)
+
+
+async def test_engine_tells_where_its_events_are() -> None:
+    """/kv_event_sources is a map by rank; ports taken by wildcard are the real ones."""
+    async with running(event_topic="kv") as live, live.http.get("/kv_event_sources") as response:
+        sources = await response.json()
+    assert list(sources) == ["0"]
+    source = sources["0"]
+    assert (source["enable_kv_cache_events"], source["publisher"]) == (True, "zmq")
+    assert (source["topic"], source["buffer_steps"]) == ("kv", 10_000)
+    assert "*" not in source["endpoint"] + source["replay_endpoint"]
+
+
+async def test_engine_without_events_names_no_source() -> None:
+    """Events can be off."""
+    async with running(event_endpoint=None) as live, live.http.get("/kv_event_sources") as response:
+        assert await response.json() == {}
+
+
+async def test_reset_empties_the_cache() -> None:
+    """After /reset_prefix_cache nothing is hit."""
+    async with running() as live:
+        await live.post("/v1/completions", prompt=[9] * 40, max_tokens=1)
+        async with live.http.post("/reset_prefix_cache") as response:
+            assert response.status == 200
+        answer = await live.post("/v1/completions", prompt=[9] * 40, max_tokens=1)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/version", {"version": "0.32.0"}),
+        ("/load", {"server_load": 0}),
+        ("/is_sleeping", {"is_sleeping": False}),
+    ],
+)
+async def test_small_questions_have_vllms_answers(path: str, expected: dict[str, object]) -> None:
+    """What a router or an operator asks about the instance."""
+    async with running() as live, live.http.get(path) as response:
+        assert await response.json() == expected

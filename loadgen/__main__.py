@@ -1,0 +1,181 @@
+"""Command line of the load generator: `python -m loadgen replay | generate | report`."""
+
+import resource
+import signal
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import assert_never
+
+import uvloop
+from rich.console import Console
+from rich.markup import escape
+
+from loadgen import arrivals
+from loadgen.client import Target, first_model
+from loadgen.config import GenerateConfig, ReplayConfig, ReportConfig, parse
+from loadgen.errors import LoadgenError
+from loadgen.generate import ChatWorkload, generate
+from loadgen.metrics import Slo
+from loadgen.progress import show_progress
+from loadgen.records import Run, read_run, write_run
+from loadgen.replay import ReplayResult, replay
+from loadgen.report import console_table, figures_json
+from loadgen.slicing import SliceSpec, summarise, summary_lines, take_slice
+from loadgen.trace import TraceRow, read_trace, write_trace
+
+EXIT_NOTHING_SUCCEEDED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+_FILES_PER_REQUEST = 2  # a connection, and slack for those being closed
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; returns the exit status."""
+    config = parse(arguments)
+    console = Console()
+    try:
+        match config:
+            case ReplayConfig():
+                return _replay(config, console)
+            case GenerateConfig():
+                return _generate(config, console)
+            case ReportConfig():
+                return _report(config, console)
+            case unknown:
+                assert_never(unknown)
+    except (LoadgenError, OSError) as exc:
+        Console(stderr=True).print(f"error: {exc}", style="red", markup=False, soft_wrap=True)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _replay(config: ReplayConfig, console: Console) -> int:
+    trace = read_trace(config.trace, skip_bad_rows=config.skip_bad_rows)
+    if trace.skipped_rows_count:
+        console.print(f"left out {trace.skipped_rows_count} broken rows", style="yellow")
+    names = {f.name for f in fields(SliceSpec)}
+    spec = SliceSpec(**{k: v for k, v in vars(config).items() if k in names})
+    rows = take_slice(trace.rows, spec)
+    schedule = _schedule(config, rows)
+    notes = {
+        "trace": f"{trace.path.name} ({trace.format_name} format)",
+        **summary_lines(summarise(rows)),
+        "rate": f"{arrivals.rate(schedule):.3g} requests/s offered, {config.arrivals} arrivals",
+        "URL": config.url,
+        "seed": str(config.seed),
+    }
+    for label, text in notes.items():
+        console.print(f"{label:>14}  {text}", markup=False, soft_wrap=True)
+    _allow_open_files(config.in_flight_max * _FILES_PER_REQUEST)
+    result = uvloop.run(_run(config, rows, schedule, console))
+    run = Run(name=config.name, records=result.records, notes=notes)
+    write_run(config.out, run)
+    _show(console, config.name, [run], config, notes)
+    console.print(f"records: {escape(config.out)}")
+    if result.interrupted:
+        console.print(f"interrupted: {len(result.records)} of {len(rows)} requests are recorded")
+        return EXIT_INTERRUPTED
+    succeeded = any(record.error is None for record in result.records)
+    return 0 if succeeded else EXIT_NOTHING_SUCCEEDED
+
+
+async def _run(
+    config: ReplayConfig, rows: tuple[TraceRow, ...], schedule: arrivals.Schedule, console: Console
+) -> ReplayResult:
+    target = Target(
+        url=config.url,
+        model=config.model or await first_model(config.url, api_key=config.api_key),
+        vocabulary_tokens=config.vocabulary_tokens,
+        token_seed=config.token_seed,
+        api_key=config.api_key,
+        headers=config.headers,
+        connect_timeout_s=config.connect_timeout_s,
+        request_timeout_s=config.request_timeout_s,
+    )
+    with show_progress(config.name, console) as on_progress:
+        return await replay(
+            rows,
+            schedule,
+            target,
+            in_flight_max=config.in_flight_max,
+            wait_for_previous_turn=config.wait_for_previous_turn,
+            on_progress=on_progress,
+            interrupt_signals=(signal.SIGINT, signal.SIGTERM),
+        )
+
+
+def _schedule(config: ReplayConfig, rows: tuple[TraceRow, ...]) -> arrivals.Schedule:
+    rate = config.request_rate
+    if config.arrivals == "trace":
+        return arrivals.replay([row.arrival_s for row in rows], request_rate=rate)
+    if rate is None:
+        raise LoadgenError(f"{config.arrivals} arrivals need --request_rate")
+    if config.arrivals == "poisson":
+        return arrivals.poisson(len(rows), request_rate=rate, seed=config.seed)
+    return arrivals.constant(len(rows), request_rate=rate)
+
+
+def _generate(config: GenerateConfig, console: Console) -> int:
+    options = asdict(config)
+    path = Path(options.pop("out"))
+    rows = generate(ChatWorkload(**options))
+    write_trace(path, rows)
+    for label, text in summary_lines(summarise(rows)).items():
+        console.print(f"{label:>14}  {text}", markup=False, soft_wrap=True)
+    console.print(f"trace: {escape(str(path))}")
+    return 0
+
+
+def _report(config: ReportConfig, console: Console) -> int:
+    runs = [read_run(path) for path in config.records.split(",")]
+    shared = dict.fromkeys(label for run in runs for label in run.notes)
+    notes = {
+        label: runs[0].notes[label]
+        for label in shared
+        if len({run.notes.get(label) for run in runs}) == 1
+    }
+    _show(console, config.title, runs, config, notes)
+    return 0
+
+
+def _show(
+    console: Console,
+    title: str,
+    runs: list[Run],
+    config: ReplayConfig | ReportConfig,
+    notes: dict[str, str],
+) -> None:
+    """The table, and the files asked for."""
+    slo = Slo(
+        ttft_s=config.slo_ttft_s,
+        ttft_per_1000_prompt_tokens_s=config.slo_ttft_per_1000_prompt_tokens_s,
+        tpot_s=config.slo_tpot_s,
+    )
+    console.print(console_table(title, runs, slo))
+    reasons = [record.error for run in runs for record in run.records if record.error is not None]
+    for reason in list(dict.fromkeys(reasons))[:3]:
+        console.print(f"error, {reasons.count(reason)} times: {reason}", markup=False)
+    if config.json is not None:
+        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(config.json).write_text(figures_json(runs, slo), encoding="utf-8")
+        console.print(f"figures: {escape(config.json)}")
+    if config.html is not None:
+        from loadgen.html import write_report  # noqa: PLC0415  # loads plotly, when asked for
+
+        write_report(config.html, title, runs, notes, slo=slo)
+        console.print(f"report: {escape(config.html)}")
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise the soft limit of open files as far as needed and allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 64  # standard streams, libraries, the event loop
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

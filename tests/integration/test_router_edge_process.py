@@ -1,0 +1,119 @@
+"""`python -m router` as its operator meets it, and text prompts through a real tokenizer."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fleets import chain, store, until
+from router_edge import CHUNKS, LAST_CHUNKS, FakeEngine, completion, edge, silent, stream_all
+from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = ROOT / "workers" / "simulated" / "tokenizer"
+START_S = 30.0
+
+
+@asynccontextmanager
+async def started(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, int]]]:
+    """A router process and its ports by key; killed at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "--port", "0", *args),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    ports: dict[str, int] = {}
+    try:
+        async with asyncio.timeout(START_S):
+            while len(ports) < (2 if "--admin_port" in args else 1):
+                line = json.loads(await process.stdout.readline())
+                if line["event"] == "listening":
+                    ports[line["key"]] = line["port"]
+        yield process, ports
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_sigterm_lets_a_stream_finish(redis_client, redis_socket) -> None:
+    """Exit code 0, every byte delivered; the admin port says what is going on meanwhile."""
+    engine = FakeEngine("a", silent)
+    url = f"unix://{redis_socket}"
+    async with (
+        edge(redis_client, redis_socket, engine),
+        started("--redis_url", url, "--admin_port", "0", "--drain_notice_s", "0") as (
+            router,
+            ports,
+        ),
+        aiohttp.ClientSession() as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        public, admin = (f"http://127.0.0.1:{ports[key]}" for key in ("port", "admin_port"))
+        asked = tasks.create_task(client.post(f"{public}/v1/completions", json=completion()))
+        await until(lambda: engine.bodies, "the engine has the request")
+        router.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(START_S):
+            while await reason(client, f"{admin}/ready") != "draining":
+                await asyncio.sleep(0.01)
+        engine.let_go.set()
+        assert await (await asked).read() == b"".join((*CHUNKS, *LAST_CHUNKS))
+        assert await asyncio.wait_for(router.wait(), START_S) == 0
+
+
+async def reason(client: aiohttp.ClientSession, url: str) -> str | None:
+    """Why a router is not ready."""
+    async with client.get(url) as answer:
+        reason: str | None = (await answer.json()).get("reason")
+        return reason
+
+
+async def test_a_port_in_use_is_named() -> None:
+    """One line that says which key to change, no trace."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router", "--port", str(taken.getsockname()[1])),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(START_S):
+            _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode().startswith("port: cannot listen on 127.0.0.1:")
+
+
+async def test_a_chat_finds_the_blocks_that_the_engine_made_of_it(
+    redis_client, redis_socket
+) -> None:
+    """Template and tokenizer give the engine's ids, so its blocks are hits."""
+    messages = [{"role": "user", "content": "The quick brown fox. " * 20}]
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    engines = FakeEngine("a", stream_all), FakeEngine("b", stream_all)
+    record = {"model_root": str(TOKENIZER)}
+    async with edge(
+        redis_client, redis_socket, *engines, record=record, tokenize_deadline_s=30.0
+    ) as one:
+        await store(redis_client, one.fleet, 1, chain(one.fleet, token_ids))
+        body = {"model": "m", "messages": messages, "stream": True}
+        decision: dict[str, Any]
+        async with one.client.post("/route", json=body) as answer:
+            decision = await answer.json()
+        hit_tokens = (len(token_ids) - 1) // 16 * 16
+        assert hit_tokens > 0
+        shown = [decision[key] for key in ("instance", "prompt_tokens", "hit_tokens")]
+        assert shown == ["b", len(token_ids), hit_tokens]

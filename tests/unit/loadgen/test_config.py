@@ -1,0 +1,77 @@
+"""The command line: commands, spellings, and errors that name the option."""
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.__main__ import main
+from loadgen.config import GenerateConfig, ReplayConfig, parse
+from loadgen.trace import read_trace
+
+
+def test_dashes_and_underscores_are_one_option() -> None:
+    """Only the name is touched, not the value."""
+    config = parse(["generate", "--out=a-b.jsonl", "--requests-count", "5"])
+    assert GenerateConfig(out="a-b.jsonl", requests_count=5) == config
+
+
+def test_environment_and_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option can come from the environment or from a YAML file."""
+    file = tmp_path / "c.yaml"
+    file.write_text("trace: t.jsonl\nheaders: {x-timestable-policy: round_robin}\n")
+    monkeypatch.setenv("TIMESTABLE_LOADGEN_REPLAY__SEED", "7")
+    config = parse(["replay", "--config", str(file)])
+    assert isinstance(config, ReplayConfig)
+    assert ("t.jsonl", {"x-timestable-policy": "round_robin"}, 7) == (
+        config.trace,
+        config.headers,
+        config.seed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["replay"], "trace"),
+        (["replay", "--trace", "t", "--requests_max", "0"], "requests_max"),
+        (["replay", "--trace", "t", "--request_rate", "fast"], "request_rate"),
+        (["replay", "--trace", "t", "--vocabulary_tokens", "9999999"], "vocabulary_tokens"),
+        (["replay", "--trace", "t", "--colour", "red"], "colour"),
+        (["paint"], "paint"),
+    ],
+)
+def test_bad_option_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    """Exit status 2 and the name on standard error."""
+    with pytest.raises(SystemExit) as exit_info:
+        parse(arguments)
+    assert 2 == exit_info.value.code
+    assert named in capsys.readouterr().err
+
+
+def test_bad_trace_is_status_2_with_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error a person can act on, no traceback."""
+    path = tmp_path / "t.jsonl"
+    path.write_text("oops\n")
+    assert 2 == main(["replay", "--trace", str(path)])
+    assert "t.jsonl, line 1: not valid JSON" in capsys.readouterr().err
+
+
+def test_poisson_without_a_rate_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the option to add."""
+    out = tmp_path / "t.jsonl"
+    main(["generate", "--out", str(out), "--requests_count", "3"])
+    assert 2 == main(["replay", "--trace", str(out), "--arrivals", "poisson"])
+    assert "poisson arrivals need --request_rate" in capsys.readouterr().err
+
+
+def test_generate_writes_a_trace_that_reads_back(tmp_path: Path) -> None:
+    """What one command writes the other reads."""
+    out = tmp_path / "sub" / "t.jsonl.gz"
+    assert 0 == main(["generate", "--out", str(out), "--requests_count", "20", "--seed", "3"])
+    assert 20 == len(read_trace(out).rows)
