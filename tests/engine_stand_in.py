@@ -182,12 +182,12 @@ class EngineStandIn:
         lines = []
         for rank in range(len(self.publishers)):
             labels = f'engine="{rank}",model_name="m"'
+            shape = f'block_size="{self.block_size_tokens}",num_gpu_blocks="{self.capacity_blocks}"'
             lines += [
                 f"vllm:num_requests_running{{{labels}}} {self.running_count}.0",
                 f"vllm:num_requests_waiting{{{labels}}} {self.waiting_count}.0",
                 f"vllm:kv_cache_usage_perc{{{labels}}} 0.25",
-                f'vllm:cache_config_info{{block_size="{self.block_size_tokens}",engine="{rank}",'
-                f'num_gpu_blocks="{self.capacity_blocks}"}} 1.0',
+                f"vllm:cache_config_info{{{shape},{labels}}} 1.0",
             ]
             lines += [
                 f'vllm:engine_sleep_state{{{labels},sleep_state="{state}"}} {value}.0'

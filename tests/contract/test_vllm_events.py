@@ -40,18 +40,18 @@ def test_real_prefill() -> None:
     """A prefill stores all its new full blocks in one event without a parent."""
     (event,) = real("prompt prefill")
     assert isinstance(event, BlockStored)
-    assert (10, None, 32) == (len(event.hashes), event.parent, event.block_size_tokens)
-    assert 10 * 32 * 4 == len(event.tokens)
+    assert (len(event.hashes), event.parent, event.block_size_tokens) == (10, None, 32)
+    assert len(event.tokens) == 10 * 32 * 4
     assert event.hashes[0] == 972680052291209254
     assert pack_tokens([1, 2801, 201]) == event.tokens[:12]
-    assert (None, None, None) == (event.adapter, event.salt, event.extra_keys)
+    assert (event.adapter, event.salt, event.extra_keys) == (None, None, None)
 
 
 def test_real_decode_block_names_its_parent() -> None:
     """A block filled while decoding comes alone and names the block before it."""
     (event,) = real("during decode")
     assert isinstance(event, BlockStored)
-    assert [1978356515219766250] == [event.parent]
+    assert [event.parent] == [1978356515219766250]
     assert len(event.hashes) == 1
 
 
@@ -70,7 +70,7 @@ def test_real_cache_salt() -> None:
     """The salt stands bare among the first block's extra keys and belongs to the prompt."""
     (event,) = real("cache_salt")
     assert isinstance(event, BlockStored)
-    assert ("tenant-a", None) == (event.salt, event.extra_keys)
+    assert (event.salt, event.extra_keys) == ("tenant-a", None)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_adapter_without_a_name_is_not_the_base_model() -> None:
 def test_salt_is_taken_from_the_start_of_a_prompt_only() -> None:
     """Behind a parent a bare string is an extra key of its block."""
     event = only(parent_block_hash=9, extra_keys=[["digest"], None])
-    assert (None, [("digest",), ()]) == (event.salt, event.extra_keys)
+    assert (event.salt, event.extra_keys) == (None, [("digest",), ()])
 
 
 def test_tagged_extra_keys() -> None:
@@ -207,7 +207,7 @@ def test_tagged_extra_keys() -> None:
     event = only(
         lora_name="ada", extra_keys=[[["lora", "ada"], ["cache_salt", "s"]], [["lora", "ada"]]]
     )
-    assert ("ada", "s", None) == (event.adapter, event.salt, event.extra_keys)
+    assert (event.adapter, event.salt, event.extra_keys) == ("ada", "s", None)
 
 
 def test_remote_blocks_are_not_on_the_device() -> None:

@@ -202,7 +202,7 @@ class BlockTableMachine(RuleBasedStateMachine):
             path = self.reference.ancestry(key)
             if path is not None:
                 chain = self.reference.chain(path)
-                self.parents |= dict(zip(chain, [None, *chain[:-1]], strict=True))
+                self.parents |= dict(zip(chain, [None, *chain], strict=False))
 
     def check_closed(self, index: set[BlockHash]) -> None:
         """No block without the one before it."""
@@ -230,10 +230,10 @@ class BlockTableMachine(RuleBasedStateMachine):
             for _ in range(count):
                 self.apply(BlockRemoved(hashes=[key], medium=medium, group=group))
         assert set() == self.index
-        assert (0, 0, 0) == (len(self.table), self.table.published_count, self.table.unplaced_count)
+        assert (len(self.table), self.table.published_count, self.table.unplaced_count) == (0, 0, 0)
         while self.pending:
             self.write(3)
-        assert {} == self.written
+        assert self.written == {}
 
 
 BlockTableMachine.TestCase.settings = settings(

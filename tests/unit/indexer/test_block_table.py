@@ -77,7 +77,7 @@ def test_unknown_parent_waits() -> None:
     """A chain without its beginning is credited once the beginning is known."""
     t, c = table(), chain()
     assert Delta() == t.apply(store([3, 4], TOKENS[32:], parent=2))
-    assert (1, 2) == (t.unknown_parents_count, t.unplaced_count)
+    assert (t.unknown_parents_count, t.unplaced_count) == (1, 2)
     assert Delta(removed=[], added=c) == t.apply(store([1, 2], TOKENS[:32]))
     assert t.unplaced_count == 0
 
@@ -88,7 +88,7 @@ def test_waiting_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     t = table()
     t.apply(store([3, 4], TOKENS[32:], parent=2))
     t.apply(store([5], TOKENS[:16], parent=4))
-    assert (2, 1) == (t.unplaced_count, t.refused_count)
+    assert (t.unplaced_count, t.refused_count) == (2, 1)
 
 
 def test_a_full_table_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +171,14 @@ def test_cleared() -> None:
     t.apply(store([1, 2, 3, 4]))
     t.apply(store([9], TOKENS[:16], parent=8))
     assert Delta(removed=chain()[::-1]) == t.apply(AllBlocksCleared())
-    assert (0, 0, 0) == (len(t), t.published_count, t.unplaced_count)
+    assert (len(t), t.published_count, t.unplaced_count) == (0, 0, 0)
 
 
 def test_stores_without_tokens_are_refused() -> None:
     """A device block of unknown content cannot be credited."""
     t = table()
     t.apply(BlockStored(hashes=[1], parent=None, tokens=b"", block_size_tokens=16))
-    assert (0, 1) == (len(t), t.refused_count)
+    assert (len(t), t.refused_count) == (0, 1)
 
 
 def test_a_block_above_itself_is_refused() -> None:
