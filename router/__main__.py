@@ -136,7 +136,13 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
             retries_max=config.retries_max,
         )
         limits = BodyLimits(bytes_max=config.body_bytes_max, timeout_s=config.body_timeout_s)
-        api = HttpApi(router=router, index=index, admission=admission, limits=limits)
+        api = HttpApi(
+            router=router,
+            index=index,
+            admission=admission,
+            tokenizers=tokenizers,
+            limits=limits,
+        )
         listeners = await stack.enter_async_context(Listeners(api, config))
         async with asyncio.TaskGroup() as tasks:
             connected = tasks.create_task(link.run(), name="redis_link")

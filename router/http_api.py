@@ -16,6 +16,7 @@ from router.http_exchange import BodyLimits, HttpExchange, decision_view
 from router.index_client import IndexClient, ServedModel
 from router.route import Router
 from router.telemetry import RequestRecord
+from router.tokenize import ModelTokenizers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,14 @@ class HttpApi:
         router: routes completion requests.
         index: models, readiness and the operator's view.
         admission: says whether this router drains.
+        tokenizers: say which are still being loaded.
         limits: of request bodies.
     """
 
     router: Router
     index: IndexClient
     admission: Admission
+    tokenizers: ModelTokenizers
     limits: BodyLimits
 
     def public_app(self) -> web.Application:
@@ -104,10 +107,19 @@ class HttpApi:
 
     async def ready(self, _: web.Request) -> web.Response:
         """Whether a balancer should send traffic here."""
-        reason = "draining" if self.admission.draining else self.index.not_ready_reason()
+        reason = self._not_ready_reason()
         if reason is None:
             return web.json_response({"status": "ready"})
         return web.json_response({"status": "not ready", "reason": reason}, status=503)
+
+    def _not_ready_reason(self) -> str | None:
+        if self.admission.draining:
+            return "draining"
+        if reason := self.index.not_ready_reason():
+            return reason
+        if loading := self.tokenizers.loading(self.index.models()):
+            return f"loading the tokenizer of {', '.join(loading)}"
+        return None
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text format."""

@@ -159,6 +159,10 @@ class IndexClient:
         """Every name that can be asked for: served names, aliases, adapters. From memory."""
         return self._models
 
+    def is_scope(self, model: str) -> bool:
+        """Whether a fleet of this model exists, with instances or without."""
+        return any(fleet.record.model_scope == model for fleet in self._fleets.values())
+
     async def find(self, model: str) -> ServedModel | None:
         """The model from memory, or from Redis when it is not known here yet (rate-limited)."""
         served = self._models.get(model)

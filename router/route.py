@@ -198,8 +198,8 @@ class Router:
                 f"The index (Redis) does not answer, so nobody knows who serves `{model}`. "
                 "Try again later."
             )
-        if not self._index.models():
-            raise NoEligibleInstance("No instance has announced itself. Try again later.")
+        if self._index.is_scope(model) or not self._index.models():
+            raise NoEligibleInstance(f"No instance of `{model}` is here now. Try again later.")
         raise ModelUnknown(model, list(self._index.models()))
 
     async def _tokens(

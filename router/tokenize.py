@@ -28,8 +28,11 @@ log = structlog.get_logger()
 RELOAD_AFTER_S: Final = 300.0
 """A tokenizer that could not be loaded is tried again after this long."""
 
-WARM_UP_S: Final = 1.0
+WARM_UP_S: Final = 0.25
 """How often models are looked through for tokenizers to load ahead of their first request."""
+
+READY_WAIT_S: Final = 30.0
+"""A load that takes longer than this (a hub that does not answer) keeps no router from serving."""
 
 BYTES_PER_TOKEN_ESTIMATE: Final = 4
 """English text and JSON; used only where token ids are not to be had."""
@@ -109,6 +112,14 @@ class ModelTokenizers:
                     self._load(served)
             await asyncio.sleep(WARM_UP_S)
 
+    def loading(self, models: Mapping[str, ServedModel]) -> list[str]:
+        """Models whose tokenizer will soon be there: their first requests would get no hits."""
+        return sorted(
+            name
+            for name, served in models.items()
+            if self._worth_loading_early(served) and not self._load(served).settled()
+        )
+
     def close(self) -> None:
         """Let the threads end; requests that still wait for one are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -172,6 +183,10 @@ class _Load:
         """Whether this attempt has failed long enough ago for another one."""
         failed = self.done.is_set() and self.tokenizer is None
         return failed and time.monotonic() - self._started_s > RELOAD_AFTER_S
+
+    def settled(self) -> bool:
+        """Whether waiting for it is of no use (any more)."""
+        return self.done.is_set() or time.monotonic() - self._started_s > READY_WAIT_S
 
     def _run(self) -> None:
         try:

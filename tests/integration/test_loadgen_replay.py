@@ -25,7 +25,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Timestable-Instance:
 DECISION = b'X-Timestable-Decision: {"policy":"lmetric","hit_tokens":16}\r\n'
 DONE = b"data: [DONE]\n\n"
 
-type_answer = Callable[[dict[str, object], asyncio.StreamWriter], Awaitable[None]]
+Answer = Callable[[dict[str, object], asyncio.StreamWriter], Awaitable[None]]
 
 
 def chunk(payload: bytes) -> bytes:
@@ -48,6 +48,11 @@ def usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> bytes:
     return b"data: " + json.dumps({"choices": [], "usage": told}).encode() + b"\n\n"
 
 
+def plain(status: bytes, body: bytes) -> bytes:
+    """A whole answer of a known length."""
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
 async def whole_stream(body: dict[str, object], writer: asyncio.StreamWriter) -> None:
     """What an engine does: max_tokens tokens, usage, [DONE]."""
     prompt = body["prompt"]
@@ -65,17 +70,22 @@ class Server:
     """Answers every POST as told; keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.answer: type_answer = whole_stream
+        self.answer: Answer = whole_stream
         self.bodies: list[dict[str, object]] = []
         self.heads: list[str] = []
         self.connections_count = 0
         self.arrived = asyncio.Condition()
+        self.closing = asyncio.Event()
         self.url = ""
 
     async def wait_for_requests(self, count: int) -> None:
         """Until so many requests have arrived."""
         async with asyncio.timeout(DEADLINE_S), self.arrived:
             await self.arrived.wait_for(lambda: len(self.bodies) >= count)
+
+    async def silence(self, _body: dict[str, object], _writer: asyncio.StreamWriter) -> None:
+        """The answer that never comes."""
+        await self.closing.wait()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -102,8 +112,9 @@ async def server() -> AsyncIterator[Server]:
     """A server on a free port."""
     server = Server()
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    server.url = "http://127.0.0.1:%d" % listener.sockets[0].getsockname()[1]
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     yield server
+    server.closing.set()
     listener.close()
 
 
@@ -185,15 +196,11 @@ async def test_in_flight_bound_holds(server: Server) -> None:
 
 async def test_open_loop_sends_on_time_whatever_the_server_does(server: Server) -> None:
     """A server that answers nothing delays no send."""
-
-    async def silent(_body: dict[str, object], _writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(DEADLINE_S)
-
-    server.answer = silent
+    server.answer = server.silence
     target = Target(url=server.url, model="m", request_timeout_s=0.5)
     result = await replay(make_rows(5), constant(5, request_rate=50.0), target)
     assert {"timeout: no end of the answer within 0.5 s"} == {r.error for r in result.records}
-    assert all(r.sent_s is not None and r.sent_s - r.scheduled_s < 0.2 for r in result.records)
+    assert all(r.sent_s is not None and r.sent_s - r.scheduled_s < 0.4 for r in result.records)
 
 
 async def test_follow_up_waits_for_the_answer_before_it(server: Server) -> None:
@@ -210,12 +217,12 @@ async def test_follow_up_waits_for_the_answer_before_it(server: Server) -> None:
     ("answer", "error", "tokens_count"),
     [
         (
-            b'HTTP/1.1 503 No\r\nContent-Length: 33\r\n\r\n{"error":{"message":"no instance"}',
+            plain(b"503 No", b'{"error":{"message":"no instance"}}'),
             "http 503: no instance",
             0,
         ),
-        (b"HTTP/1.1 500 Oops\r\nContent-Length: 5\r\n\r\n<xml>", "http 500: <xml>", 0),
-        (b"HTTP/1.1 502 Bad\r\nContent-Length: 0\r\n\r\n", "http 502: (empty body)", 0),
+        (plain(b"500 Oops", b"<xml>"), "http 500: <xml>", 0),
+        (plain(b"502 Bad", b""), "http 502: (empty body)", 0),
         (HEAD + b"\r\n" + token(), "disconnected: ", 1),
         (b"", "disconnected: ", 0),
         (b"HTTP/1.1 200 OK\r\n", "disconnected: ", 0),
@@ -232,7 +239,7 @@ async def test_follow_up_waits_for_the_answer_before_it(server: Server) -> None:
             "stream: died",
             1,
         ),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "malformed: the stream ended", 0),
+        (plain(b"200 OK", b"{}"), "malformed: the stream ended", 0),
     ],
 )
 async def test_what_goes_wrong_is_recorded(
@@ -259,8 +266,10 @@ async def test_stream_that_stalls_meets_the_deadline(server: Server) -> None:
 
     async def stall(_body: dict[str, object], writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + b"\r\n" + token() + token())
-        await writer.drain()
-        await writer.wait_closed()
+        while True:  # comments, which keep the connection alive and are no tokens
+            writer.write(chunk(b": ping\n\n"))
+            await writer.drain()
+            await asyncio.sleep(0.01)
 
     async def notice(body: dict[str, object], writer: asyncio.StreamWriter) -> None:
         try:
@@ -319,11 +328,7 @@ async def test_progress_ends_with_everything_finished(server: Server) -> None:
 
 async def test_cancelling_a_replay_closes_its_connections(server: Server) -> None:
     """No request outlives the one who asked for it."""
-
-    async def silent(_body: dict[str, object], _writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(DEADLINE_S)
-
-    server.answer = silent
+    server.answer = server.silence
     target = Target(url=server.url, model="m")
     async with asyncio.TaskGroup() as group:
         task = group.create_task(replay(make_rows(2), (0.0, 0.0), target))
@@ -332,16 +337,28 @@ async def test_cancelling_a_replay_closes_its_connections(server: Server) -> Non
     assert task.cancelled()
 
 
-async def test_first_model_is_asked_for(server: Server) -> None:
-    """`/v1/models` names it."""
+async def first_model_of(server: Server, answer: bytes) -> str:
+    """What is made of this answer to `/v1/models`."""
 
     async def models(_body: dict[str, object], writer: asyncio.StreamWriter) -> None:
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 23\r\n\r\n{"data":[{"id":"qwen"}]}'[:-1])
-        writer.write(b"}")
+        writer.write(answer)
 
     server.answer = models
-    with pytest.raises(EndpointError, match="names no model"):
-        await first_model(server.url)
+    return await first_model(server.url)
+
+
+async def test_first_model_is_asked_for(server: Server) -> None:
+    """`/v1/models` names it."""
+    body = b'{"data":[{"id":"qwen"},{"id":"other"}]}'
+    assert "qwen" == await first_model_of(server, plain(b"200 OK", body))
+    assert server.heads[0].startswith("GET /v1/models HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("body", [b'{"data":[]}', b"<html>", b"[]", b'{"error":"key?"}'])
+async def test_url_without_a_model_says_what_to_give(server: Server, body: bytes) -> None:
+    """The answer is quoted and the option named."""
+    with pytest.raises(EndpointError, match=r"names no model \(status 404.*--model"):
+        await first_model_of(server, plain(b"404 Not Found", body))
 
 
 async def interrupted_run(
@@ -388,7 +405,7 @@ async def test_interruption_keeps_what_was_measured(
 
     async def answer_the_first(body: dict[str, object], writer: asyncio.StreamWriter) -> None:
         if len(server.bodies) > 1:
-            await asyncio.sleep(DEADLINE_S)
+            await server.closing.wait()
         await whole_stream(body, writer)
 
     server.answer = answer_the_first

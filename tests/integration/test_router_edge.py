@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fleets import chain, reserved, store
+from fleets import chain, reserved, store, until
 from router_edge import (
     CHUNKS,
     LAST_CHUNKS,
@@ -188,6 +188,22 @@ async def test_no_instance_is_a_503_with_retry_after(redis_client, redis_socket)
             assert (answer.status, "reason" in await answer.json()) == (503, True)
 
 
+async def test_a_router_is_ready_once_its_tokenizers_are_loaded_or_cannot_be(
+    redis_client, redis_socket
+) -> None:
+    """Requests that come earlier would be routed without hits."""
+    async with edge(redis_client, redis_socket, FakeEngine("a", plain)) as one:
+        seen = []
+
+        async def ready() -> bool:
+            async with one.client.get("/ready") as answer:
+                seen.append((answer.status, (await answer.json()).get("reason")))
+            return answer.status == 200
+
+        await until(ready, "ready")
+    assert set(seen) == {(503, "loading the tokenizer of m"), (200, None)}
+
+
 async def test_an_unreachable_redis_is_a_503_that_names_it(tmp_path) -> None:
     """A router that never saw a fleet cannot say that a model does not exist."""
     async with edge_without_redis(tmp_path) as client:
@@ -233,7 +249,6 @@ async def test_operators_see_models_fleet_and_metrics(redis_client, redis_socket
         assert named == {"m": None, "alias": None, "lora": "m"}
         fleet = (await get(one.client, "/fleet"))["fleets"][0]
         assert [i["instance_id"] for i in fleet["instances"]] == ["a"]
-        assert await get(one.client, "/ready") == {"status": "ready"}
         async with one.client.get("/metrics") as answer:
             assert "timestable_router_in_flight_requests" in await answer.text()
 

@@ -17,7 +17,7 @@ Place = tuple[str, int]  # medium, group
 
 
 class Reference:
-    """What the events mean: multisets of residents, and the content of every block ever announced."""
+    """What the events mean: multisets of residents, and the content of every block announced."""
 
     def __init__(self, block_size_tokens: int) -> None:
         self.block_size_tokens = block_size_tokens

@@ -94,6 +94,10 @@ class FakeParts:
         """From `models`."""
         return self.models().get(model)
 
+    def is_scope(self, model: str) -> bool:
+        """Names of fleets, with instances or without."""
+        return model in {"m", "emptied"}
+
     def heard_age_s(self) -> float:
         """As given."""
         return self.heard_s
@@ -335,6 +339,7 @@ async def test_without_token_ids_a_request_is_routed_without_hits(
     [
         ({"call": make_call(model="z")}, ModelUnknown, "`z` does not exist. Models served here: m"),
         ({"known": ()}, NoEligibleInstance, "No instance"),
+        ({"call": make_call(model="emptied")}, NoEligibleInstance, "No instance of `emptied`"),
         ({"known": (), "heard_s": 60.0}, IndexUnavailable, "Redis"),
         (
             {"call": make_call(prompt=TokenPrompt(packed=(block_hash.pack_tokens([1] * 101),)))},
