@@ -1,6 +1,6 @@
 """HTTP paths and their handlers. No routing logic."""
 
-import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ class HttpApi:
 
 def _record(request: web.Request) -> RequestRecord:
     return RequestRecord(
-        request_id=request[REQUEST_ID], accepted_s=asyncio.get_running_loop().time()
+        request_id=request[REQUEST_ID], accepted_s=time.monotonic()
     )
 
 

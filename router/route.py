@@ -129,7 +129,7 @@ class Router:
         try:
             with self._admission.enter() as ticket:  # 1 bounded, else Overloaded
                 call = await exchange.receive(ticket)
-                record.received_s = asyncio.get_running_loop().time()
+                record.received_s = time.monotonic()
                 question = await self._look(call, record)  # 2 - 4
                 await self._dispatch(question, exchange, record)  # 5 - 8
             record.outcome = "completed"
@@ -142,7 +142,7 @@ class Router:
             record.outcome = DropReason.CLIENT_GONE
             raise
         finally:
-            record.e2e_s = asyncio.get_running_loop().time() - record.accepted_s
+            record.e2e_s = time.monotonic() - record.accepted_s
 
     async def explain(self, exchange: Exchange, record: RequestRecord) -> Decision:
         """Decide as in `route`, with nothing sent and nothing reserved.

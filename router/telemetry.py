@@ -112,7 +112,7 @@ class RequestRecord:
     """What is known of one request at its end; the fields are the canonical line's.
 
     Times are seconds; None where the request did not get that far. `accepted_s`, `received_s` are
-    the event loop's clock and not logged.
+    monotonic and not logged.
     """
 
     request_id: str

@@ -5,6 +5,7 @@ the caller may ask another instance; from then on `relay` passes on whatever com
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -83,10 +84,10 @@ class Answer:
         status: HTTP status.
         headers: end-to-end headers, in order.
         first: the first chunk of the body; empty when there is none.
-        sent_s: event loop time at which the request was handed to the connection.
-        first_byte_s: event loop time of the first chunk.
+        sent_s: monotonic time at which the request was handed to the connection.
+        first_byte_s: monotonic time of the first chunk.
         content: the rest of the body.
-        first_out_s: event loop time at which the first chunk was passed on.
+        first_out_s: monotonic time at which the first chunk was passed on.
         output_bytes: passed on so far.
         tail: last chunks, for `cached_tokens`.
     """
@@ -143,7 +144,7 @@ class _Body(Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         await writer.write(self._value)
-        self._probe.sent_s = asyncio.get_running_loop().time()
+        self._probe.sent_s = time.monotonic()
 
 
 class Upstream:
@@ -217,7 +218,7 @@ class Upstream:
                 headers=_end_to_end(response.headers.items(), _HOP_BY_HOP),
                 first=first,
                 sent_s=probe.sent_s,
-                first_byte_s=asyncio.get_running_loop().time(),
+                first_byte_s=time.monotonic(),
                 content=response.content,
             )
         finally:
@@ -259,7 +260,7 @@ class Upstream:
             UpstreamFailed: the instance broke off or fell silent; the client has a part already.
             ClientGone: the client does not take it.
         """
-        clock = asyncio.get_running_loop().time
+        clock = time.monotonic  # the event loop's clock has a grain of 1 ms
         content, tail, write, idle_s = answer.content, answer.tail, sink.write, self._idle_timeout_s
         slack_s = idle_s * IDLE_SLACK_RATIO
         reading, moved_s, chunk = False, clock(), answer.first
