@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-POLICIES = ("lmetric", "round_robin", "vllm_v1", "max_hit")
+POLICIES = ("lmetric", "round_robin", "vllm_v1", "max_hit_bounded")
 """Product score, round robin, vLLM's own balancer, most hits with a load cap."""
 
 GENERATED = "generated"

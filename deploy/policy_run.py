@@ -66,7 +66,7 @@ class Bench:
         before, cpu_before = await self._readings(), CpuMark.now()
         speedup = self.workload.speedup
         schedule = tuple(time_s / speedup for time_s in self.workload.schedule)
-        with show_progress(f"{policy:>12}", self.console) as on_progress:
+        with show_progress(f"{policy:>15}", self.console) as on_progress:
             replayed = await replay(
                 self.workload.rows,
                 schedule,

@@ -105,15 +105,17 @@ def _gauge(text: bytes, name: bytes) -> dict[str, float]:
 
 
 def _lines(text: bytes, name: bytes) -> list[bytes]:
-    """Sample lines of one family; the exposition format keeps them together."""
+    """Sample lines of one family, which stand together; without labels only where none has any."""
     lines = []
-    for opening in (b"{", b" "):
-        start = 0 if text.startswith(name + opening) else text.find(b"\n" + name + opening) + 1
-        while text.startswith(name + opening, start):
+    for opening in (name + b"{", name + b" "):
+        start = 0 if text.startswith(opening) else text.find(b"\n" + opening) + 1
+        while text.startswith(opening, start):
             end = text.find(b"\n", start)
             end = len(text) if end < 0 else end
             lines.append(text[start:end])
             start = end + 1
+        if lines:
+            break
     return lines
 
 

@@ -44,7 +44,7 @@ class Target:
 
     url: str
     model: str
-    vocabulary_tokens: int = 32_000
+    vocabulary_tokens: int = 4096
     token_seed: int = 0
     api_key: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)

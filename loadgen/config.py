@@ -49,7 +49,7 @@ class ReplayConfig:
         wait_for_previous_turn: send no follow-up before the turn before it is answered
         in_flight_max: requests in flight at most; waiting for a slot shows as schedule lag
         seed: of the draw of conversations and of random arrivals
-        vocabulary_tokens: token ids stay below this, e.g. the model's vocabulary size
+        vocabulary_tokens: token ids stay below this; every model in use has more
         token_seed: another value gives every block other tokens, so older runs' KV$ is no help
         headers: further request headers, e.g. '{"x-timestable-policy": "round_robin"}'
         api_key: sent as bearer token
@@ -81,7 +81,7 @@ class ReplayConfig:
     wait_for_previous_turn: bool = False
     in_flight_max: PositiveInt = 1024
     seed: NonNegativeInt = 0
-    vocabulary_tokens: VocabularySize = 32_000  # type: ignore[valid-type]  # made at run time
+    vocabulary_tokens: VocabularySize = 4096  # type: ignore[valid-type]  # made at run time
     token_seed: NonNegativeInt = 0
     headers: dict[str, str] = field(default_factory=dict)
     api_key: str | None = None

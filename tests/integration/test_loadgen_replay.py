@@ -140,18 +140,18 @@ async def run_one(server: Server, **target: object) -> RequestRecord:
 async def test_good_stream_is_recorded_whole(server: Server) -> None:
     """Times in order, usage, headers of the router, and no error."""
     record = await run_one(server)
-    assert (None, 200, 16, 3, 16) == (
+    assert (
         record.error,
         record.status,
         record.prompt_tokens,
         record.output_tokens,
         record.cached_tokens,
-    )
-    assert ("engine-a", {"policy": "lmetric", "hit_tokens": 16}) == (
+    ) == (None, 200, 16, 3, 16)
+    assert (
         record.instance,
         record.decision,
-    )
-    assert 3 == len(record.token_times_s)
+    ) == ("engine-a", {"policy": "lmetric", "hit_tokens": 16})
+    assert len(record.token_times_s) == 3
     times_s = [record.scheduled_s, record.sent_s, *record.token_times_s, record.finished_s]
     assert times_s == sorted(times_s)
     assert record.first_token_s == record.token_times_s[0]
@@ -170,7 +170,7 @@ async def test_connections_are_reused(server: Server) -> None:
     """Requests one after the other share a connection."""
     rows = make_rows(3)
     await replay(rows, (0.0, 0.0, 0.0), Target(url=server.url, model="m"), in_flight_max=1)
-    assert (3, 1) == (len(server.bodies), server.connections_count)
+    assert (len(server.bodies), server.connections_count) == (3, 1)
 
 
 async def test_in_flight_bound_holds(server: Server) -> None:
@@ -188,7 +188,7 @@ async def test_in_flight_bound_holds(server: Server) -> None:
     server.answer = slow
     target = Target(url=server.url, model="m")
     result = await replay(make_rows(8), constant(8, request_rate=1e6), target, in_flight_max=2)
-    assert 2 == most
+    assert most == 2
     assert {None} == {record.error for record in result.records}
     last = max(r.sent_s - r.scheduled_s for r in result.records if r.sent_s is not None)
     assert last > 0.04
@@ -279,8 +279,8 @@ async def test_stream_that_stalls_meets_the_deadline(server: Server) -> None:
 
     server.answer = notice
     record = await run_one(server, request_timeout_s=0.3)
-    assert "timeout: no end of the answer within 0.3 s" == record.error
-    assert 2 == len(record.token_times_s)
+    assert record.error == "timeout: no end of the answer within 0.3 s"
+    assert len(record.token_times_s) == 2
     async with asyncio.timeout(DEADLINE_S):
         await closed.wait()
 
@@ -294,7 +294,7 @@ async def test_refused_connection_is_recorded(server: Server) -> None:
     record = await run_one(server, url=f"http://127.0.0.1:{port}")
     assert record.error is not None
     assert record.error.startswith("connect: ")
-    assert (None, None) == (record.status, record.first_token_s)
+    assert (record.status, record.first_token_s) == (None, None)
 
 
 async def test_failure_of_one_is_no_failure_of_others(server: Server) -> None:
@@ -309,7 +309,7 @@ async def test_failure_of_one_is_no_failure_of_others(server: Server) -> None:
     target = Target(url=server.url, model="m")
     result = await replay(make_rows(6), (0.0,) * 6, target, in_flight_max=1)
     errors = [record.error is None for record in result.records]
-    assert [False, True] * 3 == errors
+    assert errors == [False, True] * 3
 
 
 async def test_progress_ends_with_everything_finished(server: Server) -> None:
@@ -317,13 +317,13 @@ async def test_progress_ends_with_everything_finished(server: Server) -> None:
     seen: list[Progress] = []
     target = Target(url=server.url, model="m")
     await replay(make_rows(4), (0.0,) * 4, target, on_progress=seen.append)
-    assert (4, 4, 4, 0, 0) == (
+    assert (
         seen[-1].total_count,
         seen[-1].sent_count,
         seen[-1].finished_count,
         seen[-1].errors_count,
         seen[-1].in_flight_count,
-    )
+    ) == (4, 4, 4, 0, 0)
 
 
 async def test_cancelling_a_replay_closes_its_connections(server: Server) -> None:
@@ -350,7 +350,7 @@ async def first_model_of(server: Server, answer: bytes) -> str:
 async def test_first_model_is_asked_for(server: Server) -> None:
     """`/v1/models` names it."""
     body = b'{"data":[{"id":"qwen"},{"id":"other"}]}'
-    assert "qwen" == await first_model_of(server, plain(b"200 OK", body))
+    assert await first_model_of(server, plain(b"200 OK", body)) == "qwen"
     assert server.heads[0].startswith("GET /v1/models HTTP/1.1\r\n")
 
 
@@ -410,9 +410,9 @@ async def test_interruption_keeps_what_was_measured(
 
     server.answer = answer_the_first
     status, output, records = await interrupted_run(server, tmp_path, signal_number)
-    assert 130 == status, output
+    assert status == 130, output
     assert "interrupted: 2 of 3 requests are recorded" in output
-    assert [None, "interrupted"] == [record.error for record in read_run(records).records]
+    assert [record.error for record in read_run(records).records] == [None, "interrupted"]
 
 
 async def test_command_measures_reports_and_succeeds(server: Server, tmp_path: Path) -> None:
@@ -429,8 +429,8 @@ async def test_command_measures_reports_and_succeeds(server: Server, tmp_path: P
     )
     async with asyncio.timeout(DEADLINE_S):
         output, _ = await process.communicate()
-    assert 0 == process.returncode, output.decode()
+    assert process.returncode == 0, output.decode()
     assert "TTFT mean (ms)" in output.decode()
-    assert 1.0 == json.loads((tmp_path / "f.json").read_text())["runs"]["mine"]["hit_ratio_actual"]
+    assert json.loads((tmp_path / "f.json").read_text())["runs"]["mine"]["hit_ratio_actual"] == 1.0
     assert "<title>mine</title>" in (tmp_path / "r.html").read_text()
-    assert 4 == len(read_run(tmp_path / "r.jsonl").records)
+    assert len(read_run(tmp_path / "r.jsonl").records) == 4

@@ -87,17 +87,18 @@ class Reference:
 class Prompts:
     """Prompts that share prefixes, in engine blocks whose names follow from the whole prefix."""
 
-    def __init__(self, engine_tokens: int, adapter: str | None) -> None:
+    def __init__(self, engine_tokens: int, adapter: str | None, seed: int) -> None:
         self.engine_tokens = engine_tokens
         self.adapter = adapter
+        self.seed = seed
 
     def name(self, path: tuple[int, ...]) -> int:
         """The engine's own hash of a prefix: sometimes negative, never ours."""
-        return hash((self.engine_tokens, self.adapter, path))
+        return hash((self.seed, path))
 
     def tokens(self, choice: int) -> list[int]:
-        """Tokens of one block."""
-        return [choice * 1000 + i for i in range(self.engine_tokens)]
+        """Tokens of one block; two blocks of a choice are one block of twice the size."""
+        return [choice] * self.engine_tokens
 
     def stored(self, path: tuple[int, ...], start: int, medium: str, group: int) -> BlockStored:
         """The blocks of a prompt from `start` on, in one event."""
@@ -114,22 +115,34 @@ class Prompts:
         )
 
 
-PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
+PATHS = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=6).map(tuple)
 MEDIA = st.sampled_from(["GPU"] * 6 + ["CPU"])
-GROUPS = st.sampled_from([0] * 6 + [1])
+GROUPS = st.integers(0, 1)
+SIZES = st.sampled_from([8, 16, 32, 64])
+KINDS = st.sampled_from([0, 0, 2, 2, 1])
 
 
 class BlockTableMachine(RuleBasedStateMachine):
     """Any event stream: duplicates, holes, unknown parents, clears, groups, media, block sizes."""
 
     @initialize(
-        fleet_tokens=st.sampled_from([16, 32, 64]), engine_tokens=st.sampled_from([8, 16, 32, 64])
+        fleet_tokens=st.sampled_from([16, 32, 64]),
+        engine_tokens=SIZES,
+        other_tokens=SIZES,
+        groups_count=st.sampled_from([1, 1, 2]),
     )
-    def begin(self, fleet_tokens: int, engine_tokens: int) -> None:
-        """A fleet and an engine."""
+    def begin(
+        self, fleet_tokens: int, engine_tokens: int, other_tokens: int, groups_count: int
+    ) -> None:
+        """A fleet, and an engine that has other names, and perhaps sizes, for some equal blocks."""
         self.table = BlockTable(model_scope="m", block_size_tokens=fleet_tokens)
         self.reference = Reference(fleet_tokens)
-        self.prompts = {name: Prompts(engine_tokens, name) for name in (None, "ada")}
+        self.prompts = [
+            Prompts(engine_tokens, None, 0),
+            Prompts(engine_tokens, "ada", 1),
+            Prompts(other_tokens, None, 2),
+        ]
+        self.groups_count = groups_count
         self.index: set[BlockHash] = set()
         self.parents: dict[BlockHash, BlockHash | None] = {}
         self.pending = PendingChanges()
@@ -137,35 +150,32 @@ class BlockTableMachine(RuleBasedStateMachine):
 
     @rule(
         path=PATHS,
-        start=st.integers(0, 5),
-        adapter=st.sampled_from([None, None, "ada"]),
+        start=st.sampled_from([0, 0, 0, 1, 2, 4]),
+        kind=KINDS,
         medium=MEDIA,
         group=GROUPS,
     )
-    def store(
-        self, path: tuple[int, ...], start: int, adapter: str | None, medium: str, group: int
-    ) -> None:
+    def store(self, path: tuple[int, ...], start: int, kind: int, medium: str, group: int) -> None:
         """Blocks of a prompt from somewhere on; what is before may be unknown or a hole."""
         start = min(start, len(path) - 1)
-        self.apply(self.prompts[adapter].stored(path, start, medium, group))
+        self.apply(self.prompts[kind].stored(path, start, medium, group % self.groups_count))
 
     @rule(
         paths=st.lists(PATHS, min_size=1, max_size=4),
-        adapter=st.sampled_from([None, None, "ada"]),
+        kind=KINDS,
         medium=MEDIA,
         group=GROUPS,
     )
-    def remove(
-        self, paths: list[tuple[int, ...]], adapter: str | None, medium: str, group: int
-    ) -> None:
+    def remove(self, paths: list[tuple[int, ...]], kind: int, medium: str, group: int) -> None:
         """Blocks anywhere, also such as were never stored."""
-        names = [self.prompts[adapter].name(path) for path in paths]
+        names = [self.prompts[kind].name(path) for path in paths]
+        group %= self.groups_count
         self.apply(BlockRemoved(hashes=names, medium=medium, group=group))
 
-    @rule(depth=st.integers(1, 6))
-    def clear(self, depth: int) -> None:
+    @rule(chance=st.integers(1, 6))
+    def clear(self, chance: int) -> None:
         """The engine drops everything (now and then)."""
-        if depth == 1:
+        if chance == 1:
             self.apply(AllBlocksCleared())
 
     @rule(blocks_max=st.integers(1, 5))
@@ -237,6 +247,6 @@ class BlockTableMachine(RuleBasedStateMachine):
 
 
 BlockTableMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
+    max_examples=100, stateful_step_count=30, deadline=None
 )
 TestBlockTable = BlockTableMachine.TestCase

@@ -130,6 +130,31 @@ def test_extra_keys_change_a_block_and_what_follows() -> None:
     assert [c[0], second, block_hash.step(second, packed[128:192])] == added[:3]
 
 
+def test_extra_keys_reach_every_canonical_block_they_touch() -> None:
+    """Whatever the sizes, a canonical block takes the keys of all engine blocks it touches."""
+    packed = block_hash.pack_tokens(TOKENS)
+    root = block_hash.root(model_scope="m", block_size_tokens=32)
+    extra = block_hash.encode_extra_keys([["image", 0]])
+    marked = block_hash.step(root, packed[:128], extra)
+    expected = [marked, block_hash.step(marked, packed[128:])]
+    keys = ["image", 0]
+    for extra_keys in ([(), (keys,), (), ()], [(keys,), (), (), ()]):
+        assert expected == table(32).apply(store([1, 2, 3, 4], extra_keys=extra_keys)).added
+    both = [marked, block_hash.step(marked, packed[128:], extra)]
+    assert both == table(32).apply(store([1], extra_keys=[(keys,)])).added
+
+
+def test_blocks_of_different_sizes_in_one_chain() -> None:
+    """A canonical block that begins within an engine block does not take the keys before it."""
+    t = table()
+    packed = block_hash.pack_tokens(TOKENS)
+    t.apply(store([1], TOKENS[:8], extra_keys=[("mark",)]))
+    root = block_hash.root(model_scope="m", block_size_tokens=16)
+    first = block_hash.step(root, packed[:64], block_hash.encode_extra_keys(["mark"]))
+    expected = [first, block_hash.step(first, packed[64:128])]
+    assert expected == t.apply(store([2], TOKENS[8:32], parent=1)).added
+
+
 def test_other_media_credit_nothing() -> None:
     """A copy in host memory is neither a device block nor does its removal end one."""
     t = table()

@@ -9,12 +9,12 @@ from loadgen.errors import SliceError
 
 def test_replay_starts_at_zero_and_keeps_gaps() -> None:
     """Without a rate only the origin moves."""
-    assert (0.0, 1.0, 5.0) == replay([2.0, 3.0, 7.0])
+    assert replay([2.0, 3.0, 7.0]) == (0.0, 1.0, 5.0)
 
 
 def test_replay_meets_the_rate() -> None:
     """The stretched schedule has the asked rate between first and last."""
-    assert 4.0 == pytest.approx(rate(replay([0.0, 1.0, 5.0], request_rate=4.0)))
+    assert pytest.approx(rate(replay([0.0, 1.0, 5.0], request_rate=4.0))) == 4.0
 
 
 def test_coinciding_arrivals_have_no_rate() -> None:
@@ -25,23 +25,23 @@ def test_coinciding_arrivals_have_no_rate() -> None:
 
 def test_single_and_no_request_are_schedules() -> None:
     """Nothing to stretch is no error."""
-    assert ((0.0,), ()) == (replay([9.0], request_rate=5.0), replay([]))
+    assert (replay([9.0], request_rate=5.0), replay([])) == ((0.0,), ())
 
 
 def test_constant_has_equal_gaps() -> None:
     """One request every 1 / rate."""
-    assert (0.0, 0.5, 1.0) == constant(3, request_rate=2.0)
+    assert constant(3, request_rate=2.0) == (0.0, 0.5, 1.0)
 
 
 def test_poisson_has_exponential_gaps_and_repeats() -> None:
     """Mean and standard deviation of the gaps are 1 / rate within 5 %; the seed repeats them."""
     schedule = poisson(5000, request_rate=10.0, seed=3)
     gaps_s = np.diff(schedule)
-    assert 0.1 == pytest.approx(gaps_s.mean(), rel=0.05)
-    assert 0.1 == pytest.approx(gaps_s.std(), rel=0.05)
+    assert pytest.approx(gaps_s.mean(), rel=0.05) == 0.1
+    assert pytest.approx(gaps_s.std(), rel=0.05) == 0.1
     assert schedule == poisson(5000, request_rate=10.0, seed=3)
 
 
 def test_rate_of_nothing_is_zero() -> None:
     """No span, no rate."""
-    assert (0.0, 0.0) == (rate(()), rate((0.0,)))
+    assert (rate(()), rate((0.0,))) == (0.0, 0.0)

@@ -20,30 +20,30 @@ def test_block_row_becomes_a_completion_with_token_ids() -> None:
     call = StreamingClient(_target()).prepare(row, row_index=3, scheduled_s=1.0)
     body = json.loads(call.body)
     prompt = body.pop("prompt")
-    assert {
+    assert body == {
         "model": "m",
         "max_tokens": 7,
         "ignore_eos": True,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-    } == body
-    assert (5, "/v1/completions", "s") == (len(prompt), call.path, call.headers["x-session-id"])
+    }
+    assert (len(prompt), call.path, call.headers["x-session-id"]) == (5, "/v1/completions", "s")
 
 
 def test_text_row_becomes_a_chat() -> None:
     """One user message."""
     row = TraceRow(arrival_s=0, prompt_tokens=5, output_tokens=7, text='say "é"')
     call = StreamingClient(_target()).prepare(row, row_index=0, scheduled_s=0.0)
-    assert "/v1/chat/completions" == call.path
-    assert [{"role": "user", "content": 'say "é"'}] == json.loads(call.body)["messages"]
+    assert call.path == "/v1/chat/completions"
+    assert json.loads(call.body)["messages"] == [{"role": "user", "content": 'say "é"'}]
 
 
 def test_given_token_ids_are_sent_as_they_are() -> None:
     """No generated tokens where the trace has its own."""
     row = TraceRow(arrival_s=0, prompt_tokens=2, output_tokens=1, token_ids=(7, 8))
     call = StreamingClient(_target()).prepare(row, row_index=0, scheduled_s=0.0)
-    assert [7, 8] == json.loads(call.body)["prompt"]
+    assert json.loads(call.body)["prompt"] == [7, 8]
 
 
 def test_own_headers_and_key_are_added() -> None:
@@ -51,9 +51,9 @@ def test_own_headers_and_key_are_added() -> None:
     row = TraceRow(arrival_s=0, prompt_tokens=2, output_tokens=1, token_ids=(7, 8))
     target = _target(api_key="k", headers={"x-timestable-explain": "1", "accept": "x"})
     call = StreamingClient(target).prepare(row, row_index=0, scheduled_s=0.0)
-    assert ("Bearer k", "1", "x") == tuple(
+    assert tuple(
         call.headers[name] for name in ("authorization", "x-timestable-explain", "accept")
-    )
+    ) == ("Bearer k", "1", "x")
 
 
 @pytest.mark.parametrize("header", [("a b", "c"), ("a", "b\r\nevil: 1"), ("", "x"), ("a:", "b")])

@@ -22,11 +22,11 @@ def test_environment_and_file_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TIMESTABLE_LOADGEN_REPLAY__SEED", "7")
     config = parse(["replay", "--config", str(file)])
     assert isinstance(config, ReplayConfig)
-    assert ("t.jsonl", {"x-timestable-policy": "round_robin"}, 7) == (
+    assert (
         config.trace,
         config.headers,
         config.seed,
-    )
+    ) == ("t.jsonl", {"x-timestable-policy": "round_robin"}, 7)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_bad_option_is_named(
     """Exit status 2 and the name on standard error."""
     with pytest.raises(SystemExit) as exit_info:
         parse(arguments)
-    assert 2 == exit_info.value.code
+    assert exit_info.value.code == 2
     assert named in capsys.readouterr().err
 
 
@@ -56,7 +56,7 @@ def test_bad_trace_is_status_2_with_the_line(
     """An error a person can act on, no traceback."""
     path = tmp_path / "t.jsonl"
     path.write_text("oops\n")
-    assert 2 == main(["replay", "--trace", str(path)])
+    assert main(["replay", "--trace", str(path)]) == 2
     assert "t.jsonl, line 1: not valid JSON" in capsys.readouterr().err
 
 
@@ -66,12 +66,12 @@ def test_poisson_without_a_rate_says_what_is_missing(
     """The message names the option to add."""
     out = tmp_path / "t.jsonl"
     main(["generate", "--out", str(out), "--requests_count", "3"])
-    assert 2 == main(["replay", "--trace", str(out), "--arrivals", "poisson"])
+    assert main(["replay", "--trace", str(out), "--arrivals", "poisson"]) == 2
     assert "poisson arrivals need --request_rate" in capsys.readouterr().err
 
 
 def test_generate_writes_a_trace_that_reads_back(tmp_path: Path) -> None:
     """What one command writes the other reads."""
     out = tmp_path / "sub" / "t.jsonl.gz"
-    assert 0 == main(["generate", "--out", str(out), "--requests_count", "20", "--seed", "3"])
-    assert 20 == len(read_trace(out).rows)
+    assert main(["generate", "--out", str(out), "--requests_count", "20", "--seed", "3"]) == 0
+    assert len(read_trace(out).rows) == 20

@@ -47,7 +47,7 @@ def test_turns_have_the_mean_and_tail_of_the_mooncake_trace(
     """1.5 turns on average (within 0.25), median 1, P99 near 7, some beyond 10."""
     _, turns = np.unique([row.session_id for row in rows], return_counts=True)
     assert 1.25 <= summary.turns_mean <= 1.75
-    assert 1 == np.median(turns)
+    assert np.median(turns) == 1
     assert 5 <= np.percentile(turns, 99) <= 10
     assert turns.max() > 10
 
@@ -67,7 +67,7 @@ def test_sessions_arrive_as_a_poisson_process(rows: tuple[TraceRow, ...]) -> Non
 def test_popular_system_prompts_take_most_sessions(rows: tuple[TraceRow, ...]) -> None:
     """Zipf: of 12 system prompts the first takes between a quarter and a half."""
     _, sessions = np.unique([row.block_ids[0] for row in rows if row.turn == 0], return_counts=True)
-    assert 12 == len(sessions)
+    assert len(sessions) == 12
     assert 0.25 <= sessions.max() / sessions.sum() <= 0.5
 
 
@@ -92,6 +92,6 @@ def test_equal_seeds_give_equal_workloads() -> None:
 def test_prompt_cap_holds_and_rows_rise() -> None:
     """No prompt passes the cap, even where a system prompt alone would; arrivals rise."""
     rows = generate(ChatWorkload(requests_count=300, prompt_tokens_max=1000))
-    assert 1000 >= max(row.prompt_tokens for row in rows)
-    assert 300 == len(rows)
+    assert max(row.prompt_tokens for row in rows) <= 1000
+    assert len(rows) == 300
     assert list(rows) == sorted(rows, key=lambda row: row.arrival_s)

@@ -41,14 +41,14 @@ def test_chunked_body_is_the_same_however_it_is_cut(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(CHUNKED)]
     pieces = [CHUNKED[a:b] for a, b in pairwise(edges) if a < b]
     collected, parser, finished = _parse(*pieces)
-    assert (b"hello 0123456789", True, True) == (collected.body, finished, parser.keep_alive)
-    assert "b" == collected.heads[0].headers["x-a"]
+    assert (collected.body, finished, parser.keep_alive) == (b"hello 0123456789", True, True)
+    assert collected.heads[0].headers["x-a"] == "b"
 
 
 def test_body_of_a_length_ends_there() -> None:
     """Content-Length frames."""
     collected, _, finished = _parse(b"HTTP/1.1 404 No\r\ncontent-length: 3\r\n\r\na", b"bc")
-    assert (404, b"abc", True) == (collected.heads[0].status, collected.body, finished)
+    assert (collected.heads[0].status, collected.body, finished) == (404, b"abc", True)
 
 
 @pytest.mark.parametrize("head", [b"204 No Content", b"304 Not Modified"])
@@ -65,7 +65,7 @@ def test_empty_body_is_finished_at_once() -> None:
 def test_unframed_body_ends_with_the_connection() -> None:
     """Neither length nor chunks: the close is the end, and the connection is spent."""
     collected, parser, finished = _parse(b"HTTP/1.0 200 OK\r\n\r\nab", b"c")
-    assert (b"abc", False, False) == (collected.body, finished, parser.keep_alive)
+    assert (collected.body, finished, parser.keep_alive) == (b"abc", False, False)
     assert parser.end_of_connection()
 
 
@@ -78,7 +78,7 @@ def test_close_inside_a_framed_body_is_no_end() -> None:
 def test_interim_answer_is_skipped() -> None:
     """100 Continue is not the answer."""
     collected, _, finished = _parse(b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED)
-    assert ([200], True) == ([head.status for head in collected.heads], finished)
+    assert ([head.status for head in collected.heads], finished) == ([200], True)
 
 
 def test_connection_close_is_no_keep_alive() -> None:

@@ -23,14 +23,14 @@ MakeRecord = Callable[..., RequestRecord]
 def test_times_of_a_request(make_record: MakeRecord) -> None:
     """TTFT from sending, TPOT over the tokens after the first, E2E to the last token."""
     record = make_record()
-    assert 0.5 == pytest.approx(ttft_s(record))
-    assert 0.1 == pytest.approx(tpot_s(record))
-    assert 0.7 == pytest.approx(e2e_s(record))
+    assert pytest.approx(ttft_s(record)) == 0.5
+    assert pytest.approx(tpot_s(record)) == 0.1
+    assert pytest.approx(e2e_s(record)) == 0.7
 
 
 def test_tpot_counts_tokens_not_events(make_record: MakeRecord) -> None:
     """A server that packs tokens into events has its tokens counted by the usage."""
-    assert 0.2 / 4 == pytest.approx(tpot_s(make_record(output_tokens=5)))
+    assert pytest.approx(tpot_s(make_record(output_tokens=5))) == 0.2 / 4
 
 
 def test_one_token_has_no_tpot(make_record: MakeRecord) -> None:
@@ -53,7 +53,7 @@ def test_hit_ratio_is_sum_over_sum_of_those_that_tell(make_record: MakeRecord) -
         make_record(prompt_tokens=300, cached_tokens=0),
         make_record(prompt_tokens=999, cached_tokens=None),
     ]
-    assert 0.2 == figures(records).hit_ratio_actual
+    assert figures(records).hit_ratio_actual == 0.2
 
 
 def test_prediction_is_compared_with_what_the_engine_told(make_record: MakeRecord) -> None:
@@ -64,18 +64,18 @@ def test_prediction_is_compared_with_what_the_engine_told(make_record: MakeRecor
         make_record(prompt_tokens=100, cached_tokens=0, decision=None),
     ]
     result = figures(records)
-    assert (0.48, 0.5) == (result.hit_ratio_predicted, result.predicted_exactly_share)
+    assert (result.hit_ratio_predicted, result.predicted_exactly_share) == (0.48, 0.5)
 
 
 def test_nothing_told_is_none_not_zero(make_record: MakeRecord) -> None:
     """A bare engine without cached tokens has no hit ratio."""
     result = figures([make_record(cached_tokens=None, instance=None)])
-    assert (None, None, None, None) == (
+    assert (
         result.hit_ratio_actual,
         result.hit_ratio_predicted,
         result.predicted_exactly_share,
         result.in_flight_imbalance,
-    )
+    ) == (None, None, None, None)
 
 
 def test_rates_and_errors(make_record: MakeRecord) -> None:
@@ -85,9 +85,9 @@ def test_rates_and_errors(make_record: MakeRecord) -> None:
         make_record(scheduled_s=1.0, sent_s=2.0, finished_s=4.0, error="timeout: x"),
     ]
     result = figures(records)
-    assert (2, 1, 4.0) == (result.requests_count, result.errors_count, result.duration_s)
-    assert (1.0, 0.5) == (result.offered_rate, result.sent_rate)
-    assert 3 / 4.0 == result.output_tokens_rate
+    assert (result.requests_count, result.errors_count, result.duration_s) == (2, 1, 4.0)
+    assert (result.offered_rate, result.sent_rate) == (1.0, 0.5)
+    assert result.output_tokens_rate == 3 / 4.0
 
 
 @pytest.mark.parametrize(("lag_s", "kept_up"), [(0.049, True), (0.051, False)])
@@ -106,26 +106,26 @@ def test_goodput_counts_those_that_meet_every_bound(make_record: MakeRecord) -> 
         make_record(error="http 503: x"),
     ]
     result = figures(records, slo)
-    assert (0.25, 1 / 0.8) == (result.slo_ratio, pytest.approx(result.goodput))
+    assert (result.slo_ratio, pytest.approx(result.goodput)) == (0.25, 1 / 0.8)
 
 
 def test_inter_token_latency_is_a_distribution_of_gaps(make_record: MakeRecord) -> None:
     """A stutter shows in its tail and hardly in TPOT."""
     result = figures([make_record(token_times_s=(1.0, 1.1, 1.2, 2.2), output_tokens=4)])
     assert result.itl_s is not None
-    assert (0.4, 0.1) == (pytest.approx(result.itl_s.mean), pytest.approx(result.itl_s.p50))
+    assert (pytest.approx(result.itl_s.mean), pytest.approx(result.itl_s.p50)) == (0.4, 0.1)
     assert result.itl_s.p99 > 0.95
 
 
 def test_no_records_have_figures() -> None:
     """An interrupted run may have none."""
     result = figures([])
-    assert (0, 0.0, None, False) == (
+    assert (
         result.requests_count,
         result.offered_rate,
         result.ttft_s,
         result.kept_up,
-    )
+    ) == (0, 0.0, None, False)
 
 
 def test_distribution_of_nothing_is_none() -> None:
@@ -142,10 +142,10 @@ def test_in_flight_steps_per_instance(make_record: MakeRecord) -> None:
         make_record(instance=None, sent_s=0.0, finished_s=9.0),
     ]
     steps = in_flight_steps(records)
-    assert ["a", "b"] == list(steps)
+    assert list(steps) == ["a", "b"]
     moments_s, counts = steps["a"]
-    assert [0.0, 1.0, 1.0, 3.0] == moments_s.tolist()
-    assert [1, 0, 1, 0] == counts.tolist()
+    assert moments_s.tolist() == [0.0, 1.0, 1.0, 3.0]
+    assert counts.tolist() == [1, 0, 1, 0]
 
 
 def test_imbalance_is_largest_over_mean(make_record: MakeRecord) -> None:
@@ -154,7 +154,7 @@ def test_imbalance_is_largest_over_mean(make_record: MakeRecord) -> None:
         make_record(instance="a", sent_s=0.0, finished_s=3.0),
         make_record(instance="b", sent_s=0.0, finished_s=1.0),
     ]
-    assert 1.5 == figures(records).in_flight_imbalance
+    assert figures(records).in_flight_imbalance == 1.5
 
 
 def test_rolling_hit_ratio_forgets_what_left_the_window(make_record: MakeRecord) -> None:
@@ -164,5 +164,5 @@ def test_rolling_hit_ratio_forgets_what_left_the_window(make_record: MakeRecord)
         for at, cached in ((0.0, 0), (0.5, 100), (2.0, 50))
     ]
     moments_s, ratios = rolling_hit_ratio(records, window_s=1.0)
-    assert [0.0, 0.5, 2.0] == moments_s.tolist()
+    assert moments_s.tolist() == [0.0, 0.5, 2.0]
     assert np.allclose([0.0, 0.5, 0.5], ratios)

@@ -28,9 +28,9 @@ def runs(make_record: MakeRecord) -> list[Run]:
 def test_best_run_of_a_row_is_marked(runs: list[Run]) -> None:
     """Lower TTFT is better; equal values have no best; absent ones are shown as absent."""
     rows = {row.label: row for row in table_rows(runs)}
-    assert (("1,500.0", "500.0"), 1) == (rows["TTFT mean (ms)"].cells, rows["TTFT mean (ms)"].best)
+    assert (rows["TTFT mean (ms)"].cells, rows["TTFT mean (ms)"].best) == (("1,500.0", "500.0"), 1)
     assert rows["errors"].best is None
-    assert ("1.25", "-") == rows["router added, P50 (ms)"].cells
+    assert rows["router added, P50 (ms)"].cells == ("1.25", "-")
 
 
 def test_rows_nobody_has_a_figure_for_are_left_out(runs: list[Run]) -> None:
@@ -58,8 +58,8 @@ def test_console_table_shows_names_as_they_are(runs: list[Run]) -> None:
 def test_json_has_every_run_in_seconds(runs: list[Run]) -> None:
     """Programs get unrounded seconds."""
     parsed = json.loads(figures_json(runs))
-    assert ["slow <b>", "fast"] == list(parsed["runs"])
-    assert 1.5 == parsed["runs"]["slow <b>"]["ttft_s"]["mean"]
+    assert list(parsed["runs"]) == ["slow <b>", "fast"]
+    assert parsed["runs"]["slow <b>"]["ttft_s"]["mean"] == 1.5
 
 
 def test_html_is_one_file_that_needs_no_network(tmp_path: Path, runs: list[Run]) -> None:
@@ -67,13 +67,13 @@ def test_html_is_one_file_that_needs_no_network(tmp_path: Path, runs: list[Run])
     path = tmp_path / "deep" / "report.html"
     write_report(path, "A & B", runs, {"rate": "<3 requests/s"})
     html = path.read_text()
-    assert 1 == html.count("plotly.js v")
+    assert html.count("plotly.js v") == 1
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", html)
     assert "slow &lt;b&gt;" in html
     assert "A &amp; B" in html
     assert "&lt;3 requests/s" in html
     headings = re.findall(r"<h2>(.*?)</h2>", html)
-    assert [
+    assert headings == [
         "What was run",
         "Figures",
         "Time to first token",
@@ -81,7 +81,7 @@ def test_html_is_one_file_that_needs_no_network(tmp_path: Path, runs: list[Run])
         "Batch size per instance",
         "Hit ratio over time",
         "Notes per run",
-    ] == headings
+    ]
 
 
 def test_html_of_a_run_where_all_failed(tmp_path: Path, make_record: MakeRecord) -> None:
@@ -95,4 +95,4 @@ def test_html_of_a_run_where_all_failed(tmp_path: Path, make_record: MakeRecord)
         instance=None,
     )
     write_report(tmp_path / "r.html", "t", [Run(name="x", records=[failed])], {})
-    assert ["Figures"] == re.findall(r"<h2>(.*?)</h2>", (tmp_path / "r.html").read_text())
+    assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "r.html").read_text()) == ["Figures"]

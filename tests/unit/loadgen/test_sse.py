@@ -42,58 +42,58 @@ def _scan(*pieces: bytes) -> StreamEnd:
 def test_each_event_is_a_token_but_usage_and_done() -> None:
     """Token times, usage and no error."""
     end = _scan(_token("a"), _token(" data: b"), _token("c"), USAGE, DONE)
-    assert (1.0, 2.0, 3.0) == end.token_times_s
-    assert (1.0, 9, 3, 4, None) == (
+    assert end.token_times_s == (1.0, 2.0, 3.0)
+    assert (
         end.first_token_s,
         end.prompt_tokens,
         end.output_tokens,
         end.cached_tokens,
         end.error,
-    )
+    ) == (1.0, 9, 3, 4, None)
 
 
 def test_usage_and_done_in_the_last_token_s_piece_are_told_apart() -> None:
     """A fast server packs all of it into one read."""
     end = _scan(_token("a"), _token("b") + USAGE + DONE)
-    assert ((1.0, 2.0), 3) == (end.token_times_s, end.output_tokens)
+    assert (end.token_times_s, end.output_tokens) == ((1.0, 2.0), 3)
 
 
 def test_first_token_is_the_first_with_text() -> None:
     """The role chunk of a chat answer is no token; empty text later on is one."""
     end = _scan(_chat(role="assistant", content=""), _chat(content="a"), _chat(content=""), DONE)
-    assert (2.0, (2.0, 3.0)) == (end.first_token_s, end.token_times_s)
+    assert (end.first_token_s, end.token_times_s) == (2.0, (2.0, 3.0))
 
 
 def test_reasoning_counts_as_a_token() -> None:
     """What a reasoning model thinks first is what a person sees first."""
     end = _scan(_chat(role="assistant"), _chat(reasoning_content="hm"), _chat(content="a"), DONE)
-    assert 2.0 == end.first_token_s
+    assert end.first_token_s == 2.0
 
 
 def test_usage_inside_the_last_token_event_is_read() -> None:
     """Some servers send no event of its own for usage."""
     last = b'data: {"choices":[{"text":"b"}],"usage":{"completion_tokens":2}}\n\n'
     end = _scan(_token("a"), last, DONE)
-    assert ((1.0, 2.0), 2) == (end.token_times_s, end.output_tokens)
+    assert (end.token_times_s, end.output_tokens) == ((1.0, 2.0), 2)
 
 
 def test_comments_and_other_fields_are_no_events() -> None:
     """Pings keep the connection alive and count for nothing, also right before the end."""
     end = _scan(b": ping\n\n", b"event: x\n" + _token("a"), USAGE, b": ping\n\n", b": p\n\n", DONE)
-    assert ((2.0,), 3, None) == (end.token_times_s, end.output_tokens, end.error)
+    assert (end.token_times_s, end.output_tokens, end.error) == ((2.0,), 3, None)
 
 
 def test_carriage_returns_are_line_ends_too() -> None:
     """The standard allows them."""
     end = _scan(*(piece.replace(b"\n", b"\r\n") for piece in (_token("a"), USAGE, DONE)))
-    assert ((1.0,), 3, None) == (end.token_times_s, end.output_tokens, end.error)
+    assert (end.token_times_s, end.output_tokens, end.error) == ((1.0,), 3, None)
 
 
 @pytest.mark.parametrize("ending", [(), (DONE,)])
 def test_error_event_is_the_stream_s_error(ending: tuple[bytes, ...]) -> None:
     """With or without [DONE] after it; it is no token."""
     end = _scan(_token("a"), b'data: {"error":{"message":"no blocks left"}}\n\n', *ending)
-    assert ("stream: no blocks left", (1.0,)) == (end.error, end.token_times_s)
+    assert (end.error, end.token_times_s) == ("stream: no blocks left", (1.0,))
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_cuts_between_pieces_change_no_count(cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[a:b] for a, b in pairwise(edges) if a < b]
     end = _scan(*pieces)
-    assert (3, 3, 4, None) == (
+    assert (
         len(end.token_times_s),
         end.output_tokens,
         end.cached_tokens,
         end.error,
-    )
+    ) == (3, 3, 4, None)
 
 
 @pytest.mark.parametrize(

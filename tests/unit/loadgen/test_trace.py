@@ -40,21 +40,21 @@ def test_own_format_reads_sessions_and_ignores_unknown_fields() -> None:
     """Optional labels are read, fields of later versions do no harm."""
     line = json.dumps({**OURS, "session_id": "s", "turn": 3, "colour": "red"}).encode()
     name, row = parse_row(line)
-    assert ("timestable", "s", 3) == (name, row.session_id, row.turn)
+    assert (name, row.session_id, row.turn) == ("timestable", "s", 3)
 
 
 def test_rows_come_in_order_of_arrival_and_keep_file_order_among_equals(tmp_path: Path) -> None:
     """A late line of an early arrival is sorted in; equal arrivals stay as in the file."""
     rows = [{**OURS, "arrival_s": at, "output_tokens": n} for n, at in enumerate((5, 1, 1), 1)]
     trace = read_trace(_write(tmp_path / "t.jsonl", *rows))
-    assert [2, 3, 1] == [row.output_tokens for row in trace.rows]
+    assert [row.output_tokens for row in trace.rows] == [2, 3, 1]
 
 
 def test_gzip_is_read_like_plain_text(tmp_path: Path) -> None:
     """The suffix decides."""
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(MOONCAKE).encode()))
-    assert "mooncake" == read_trace(path).format_name
+    assert read_trace(path).format_name == "mooncake"
 
 
 def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_skipping_counts_broken_rows(tmp_path: Path) -> None:
     """With skip_bad_rows the good rows remain and the bad ones are counted."""
     path = _write(tmp_path / "t.jsonl", {"x": 1}, OURS, 7)
     trace = read_trace(path, skip_bad_rows=True)
-    assert (1, 2) == (len(trace.rows), trace.skipped_rows_count)
+    assert (len(trace.rows), trace.skipped_rows_count) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_line_above_the_limit_is_one_broken_row(
     path = tmp_path / "t.jsonl"
     path.write_text('"' + "x" * 1000 + '"\n' + json.dumps(OURS) + "\n")
     trace = read_trace(path, skip_bad_rows=True)
-    assert (1, 1) == (len(trace.rows), trace.skipped_rows_count)
+    assert (len(trace.rows), trace.skipped_rows_count) == (1, 1)
 
 
 def test_writing_equal_rows_gives_equal_bytes(tmp_path: Path) -> None:
