@@ -1,15 +1,5 @@
 """What can go wrong in a sidecar, one class per condition."""
 
-import redis.exceptions
-
-REDIS_WEATHER = (
-    redis.exceptions.ConnectionError,
-    redis.exceptions.TimeoutError,
-    redis.exceptions.ResponseError,
-    OSError,
-)
-"""What a Redis call may raise while the server is away, failing over, loading or out of memory."""
-
 
 class IndexerError(Exception):
     """Base of all operating errors of the sidecar."""
@@ -41,3 +31,7 @@ class MalformedBatch(IndexerError):  # noqa: N818
 
 class ReplayFailed(IndexerError):  # noqa: N818
     """The engine's replay socket did not answer, or broke off."""
+
+
+class JournalFailed(IndexerError):  # noqa: N818
+    """The audit journal cannot be written; an incomplete one would be worse than none."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from indexer.changes import Changes
 from indexer.contract.identifiers import InstanceId
+from indexer.errors import JournalFailed
 
 
 class Journal:
@@ -20,12 +21,21 @@ class Journal:
         """Open the file; None keeps no journal.
 
         Raises:
-            OSError: the file cannot be written.
+            JournalFailed: the file cannot be written.
         """
-        self._file: TextIOBase | None = path.open("a", buffering=1) if path is not None else None
+        self._file: TextIOBase | None = None
+        if path is not None:
+            try:
+                self._file = path.open("a", buffering=1)
+            except OSError as error:
+                raise JournalFailed(f"journal_path: {error}") from error
 
     def write(self, instance_id: InstanceId, changes: Changes) -> None:
-        """Append one acknowledged write."""
+        """Append one acknowledged write.
+
+        Raises:
+            JournalFailed: the file cannot be written.
+        """
         if self._file is None:
             return
         line = {
@@ -35,7 +45,10 @@ class Journal:
             "added": [block.hex() for block in changes.added],
             "removed": [block.hex() for block in changes.removed],
         }
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise JournalFailed(f"journal_path: {error}") from error
 
     def close(self) -> None:
         """Close the file."""

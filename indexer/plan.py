@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -96,7 +96,9 @@ def event_sources(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSo
             '\'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '
             '"replay_endpoint": "tcp://*:5558"}\''
         )
-    return engine.sources
+    if config.event_topic is None:
+        return engine.sources
+    return [replace(source, topic=config.event_topic) for source in engine.sources]
 
 
 def check_block_sizes(engine_tokens: int, fleet_tokens: int) -> None:

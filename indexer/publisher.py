@@ -21,9 +21,9 @@ from indexer.contract.functions import Call, EngineCounters
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import BLOCKS_PER_WRITE_MAX, DIRECTORY_TTL_S
 from indexer.contract.records import FleetRecord, InstanceRecord, SlotFlag
-from indexer.errors import REDIS_WEATHER, FleetChanged, FleetFull
+from indexer.errors import FleetChanged, FleetFull
 from indexer.journal import Journal
-from indexer.redis_client import DEADLINE_S
+from indexer.redis_client import DEADLINE_S, REDIS_WEATHER
 from indexer.sweeper import Mark, Sweeper, found
 from indexer.telemetry import Telemetry
 
@@ -38,11 +38,7 @@ assert DIRECTORY_RENEW_S * 3 <= DIRECTORY_TTL_S, "two lost renewals would lose t
 
 
 class Publisher:
-    """Publishes one instance: one data-parallel rank of one engine process.
-
-    Attributes:
-        fleet: what the instance joined; None before `join`.
-    """
+    """Publishes one instance: one data-parallel rank of one engine process."""
 
     def __init__(
         self,
@@ -64,7 +60,7 @@ class Publisher:
             telemetry: metrics.
             journal: audit record of acknowledged writes.
         """
-        self.fleet: FleetRecord | None = None
+        self._fleet: FleetRecord | None = None
         self._redis = redis
         self._wish = wish
         self._record = record
@@ -80,6 +76,11 @@ class Publisher:
         self._pending = PendingChanges()
         self._unacknowledged: Changes | None = None
         self._wake = asyncio.Event()
+
+    def fleet(self) -> FleetRecord:
+        """The fleet as this instance last joined it."""
+        assert self._fleet is not None, "not joined"
+        return self._fleet
 
     # -- membership -------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class Publisher:
         if not await functions.run(self._redis, opening):
             await functions.run(self._redis, functions.close(fleet.fleet_id, slot, generation, -1))
             raise FleetFull(f"slot {slot} was left over from an earlier fleet")
-        self.fleet, self._slot, self._generation = fleet, slot, generation
+        self._fleet, self._slot, self._generation = fleet, slot, generation
         self._is_lost = False
         await self._list()
         self._log.info(
@@ -109,10 +110,10 @@ class Publisher:
 
     async def heartbeat(self, state: SlotFlag, counters: EngineCounters | None) -> None:
         """Renew the lease and publish the engine's counters."""
-        if self.fleet is None or self._is_lost:
+        if self._fleet is None or self._is_lost:
             return
         beat = functions.heartbeat(
-            self.fleet, self._slot, self._generation, state=state, counters=counters
+            self._fleet, self._slot, self._generation, state=state, counters=counters
         )
         if not await functions.run(self._redis, beat):
             self._lose("lease")
@@ -123,20 +124,20 @@ class Publisher:
     async def announce(self, record: InstanceRecord) -> None:
         """Replace what routers know about the instance."""
         self._record = record
-        if self.fleet is not None and not self._is_lost:
+        if self._fleet is not None and not self._is_lost:
             announcing = functions.announce(
-                self.fleet.fleet_id, self._slot, self._generation, record.encode()
+                self._fleet.fleet_id, self._slot, self._generation, record.encode()
             )
             if not await functions.run(self._redis, announcing):
                 self._lose("record")
 
     async def leave(self) -> None:
         """Give the slot back; sweep and free it if no other sidecar is sweeping."""
-        if self.fleet is None or self._is_lost:
+        if self._fleet is None or self._is_lost:
             return
-        fleet, self._is_lost = self.fleet, True
-        sweeper = Sweeper(self._redis, fleet, self._mark, self._telemetry)
-        await sweeper.retire(self._slot, self._generation, grace_s=-1)
+        fleet, self._is_lost = self._fleet, True
+        sweeper = Sweeper(self._redis, self._mark, self._telemetry)
+        await sweeper.retire(fleet, self._slot, self._generation, grace_s=-1)
         self._log.info("slot_left", slot=self._slot, generation=self._generation)
 
     async def _list(self) -> None:
@@ -198,7 +199,7 @@ class Publisher:
 
     async def _rejoin(self, published: Callable[[], list[BlockHash]]) -> None:
         """Take a new slot and offer the whole table again."""
-        before = self.fleet
+        before = self._fleet
         assert before is not None
         # The old slot may still be ours where only index keys were lost.
         closing = functions.close(before.fleet_id, self._slot, self._generation, -1)
@@ -247,8 +248,8 @@ class Publisher:
                 return list(await pipeline.execute(raise_on_error=False))
 
     def _calls(self, changes: Changes) -> list[Call]:
-        assert self.fleet is not None
-        fleet, slot, generation = self.fleet, self._slot, self._generation
+        assert self._fleet is not None
+        fleet, slot, generation = self._fleet, self._slot, self._generation
         removes = [
             functions.remove(fleet, slot, generation, blocks) for blocks in _pages(changes.removed)
         ]

@@ -4,11 +4,20 @@ import asyncio
 from typing import Any, Final
 
 import redis.asyncio
+import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 DEADLINE_S: Final = 2.0
 CONNECTIONS_MAX: Final = 16
+
+REDIS_WEATHER: Final = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.ResponseError,
+    OSError,
+)
+"""What a call may raise while the server is away, failing over, loading or out of memory."""
 
 
 class BoundedRedis(redis.asyncio.Redis):

@@ -24,9 +24,9 @@ from indexer.contract.records import FleetRecord, SlotFlag
 from indexer.engine_api import EngineApi, EngineInfo, adapters
 from indexer.engine_metrics import EngineSample
 from indexer.errors import (
-    REDIS_WEATHER,
     EngineRestarted,
     EngineUnreachable,
+    EngineUnsuitable,
     FleetChanged,
     FleetFull,
     MalformedBatch,
@@ -35,6 +35,7 @@ from indexer.event_source import EventSource, must_bind, reachable
 from indexer.journal import Journal
 from indexer.plan import Plan, RankPlan, check_block_sizes, plan
 from indexer.publisher import Publisher
+from indexer.redis_client import REDIS_WEATHER
 from indexer.subscriber import Gap, Malformed, Received, Replayed, Subscriber
 from indexer.sweeper import Mark, Sweeper
 from indexer.telemetry import TableMeter, Telemetry
@@ -73,6 +74,9 @@ class Rank:
             rank=self._label, instance_id=self.record.instance_id
         )
         self._meter = TableMeter(telemetry, self._label)
+        self._subscriber: Subscriber | None = None
+        self._is_renewed = False
+        self._is_unverified = False  # the engine was silent: is it still the same process?
         self._sleep_level: int | None = None
         self._lost_at_stored: int | None = None  # stores applied when history was last lost
 
@@ -88,6 +92,7 @@ class Rank:
             await self._subscribe(engine_host) as subscriber,
             contextlib.aclosing(subscriber.receive()) as items,
         ):
+            self._subscriber = subscriber
             async for item in items:
                 match item:
                     case Received():
@@ -112,6 +117,8 @@ class Rank:
             self._telemetry.events_malformed.labels(self._label).inc()
             self._log.warning("batch_malformed", sequence=item.sequence, error=str(error))
             return
+        if item.sequence == 0:
+            self._lost_at_stored = None
         deltas = []
         for event in batch.events:
             deltas.append(self.table.apply(event))
@@ -131,6 +138,7 @@ class Rank:
         self._lost_at_stored = self.table.stored_count
 
     def _note_replay(self, item: Replayed) -> None:
+        self._is_unverified = self._is_unverified and item.failed and not item.given_up
         outcome = "failed" if item.failed else "complete"
         self._telemetry.replays.labels(self._label, outcome).inc()
         if item.given_up:
@@ -149,6 +157,7 @@ class Rank:
         self._telemetry.replay_available.labels(self._label).set(replay is not None)
         self._log.info("events_subscribed", endpoint=endpoint, bind=bind, replay_endpoint=replay)
         if replay is None:
+            self._lost_at_stored = 0  # until the engine's first batch is seen
             self._log.warning(
                 "replay_unavailable",
                 effect="a gap in the events clears this index",
@@ -159,11 +168,13 @@ class Rank:
     # -- heartbeat --------------------------------------------------------------------------------
 
     async def heartbeat(self, sample: EngineSample | None) -> None:
-        """Renew the lease; the engine has just answered.
+        """Renew the lease; the engine has just answered, and is the process it was.
 
         Args:
             sample: its load; None when it tells none for this rank.
         """
+        if self._is_unverified:
+            return
         state, counters = SlotFlag(0), None
         if sample is not None:
             counters = EngineCounters(
@@ -176,17 +187,27 @@ class Rank:
             if sample.sleep_level != self._sleep_level:
                 self._sleep_level = sample.sleep_level
                 self._log.info("sleep_level_changed", level=sample.sleep_level)
-                if sample.sleep_level:  # from level 1 on the cache is discarded
-                    self.publisher.offer([self.table.clear()], None)
+            if sample.sleep_level and len(self.table):  # from level 1 on the cache is discarded
+                self.publisher.offer([self.table.clear()], None)
         try:
             await self.publisher.heartbeat(state, counters)
-            self._telemetry.lease_held.labels(self._label).set(1)
-        except REDIS_WEATHER:
+        except REDIS_WEATHER as error:
             self._telemetry.redis_failures.labels(self._label, "heartbeat").inc()
+            self._renewing(False, str(error))
+        else:
+            self._renewing(True, "")
 
     def stop_renewing(self) -> None:
-        """The engine does not answer: its lease runs out unless it comes back."""
-        self._telemetry.lease_held.labels(self._label).set(0)
+        """The engine does not answer: its lease runs out unless it comes back as it was."""
+        if self._is_renewed and self._subscriber is not None:
+            self._is_unverified = self._subscriber.check()
+        self._renewing(False, "the engine does not answer")
+
+    def _renewing(self, renewed: bool, reason: str) -> None:
+        if renewed != self._is_renewed:
+            self._is_renewed = renewed
+            self._telemetry.lease_held.labels(self._label).set(renewed)
+            self._log.info("lease_renewed" if renewed else "lease_not_renewed", reason=reason)
 
     def export(self) -> None:
         """Bring the table's metrics up to date."""
@@ -214,7 +235,7 @@ class Sidecar:
 
         Raises:
             EngineUnsuitable: the engine cannot be indexed as it is.
-            OSError: the journal cannot be written.
+            JournalFailed: the journal cannot be written.
         """
         with contextlib.closing(Journal(self._config.journal_path)) as journal:
             while True:
@@ -244,14 +265,13 @@ class Sidecar:
                 await self._join(rank_plan, publisher)
                 for rank_plan, publisher in zip(engine_plan.ranks, publishers, strict=True)
             ]
-            fleet = publishers[0].fleet
-            assert fleet is not None
             async with asyncio.TaskGroup() as tasks:
                 for rank in ranks:
                     tasks.create_task(rank.receive(self._api.host))
                     tasks.create_task(rank.publisher.run(rank.table.published))
                 tasks.create_task(self._watch(ranks, engine.adapters))
-                tasks.create_task(Sweeper(self._redis, fleet, mark, self._telemetry).run())
+                sweeper = Sweeper(self._redis, mark, self._telemetry)
+                tasks.create_task(sweeper.run(publishers[0].fleet))
         finally:
             await self._leave(publishers, mark)
 
@@ -275,7 +295,7 @@ class Sidecar:
                     refreshed_s = started_s
                     known_adapters = await self._announce(ranks, known_adapters)
                 answers = is_healthy
-            except EngineUnreachable as error:
+            except (EngineUnreachable, EngineUnsuitable) as error:
                 answers, samples = False, {}
                 self._telemetry.scrape_failures.labels("").inc()
                 if answered:

@@ -32,8 +32,8 @@ REPLAY_SILENCE_S: Final = 5.0
 REPLAY_ATTEMPTS: Final = 3
 """Replays that may fail in a row before the replay socket is given up."""
 
-IDLE_CHECK_S: Final = 1.0
-"""Silence after which the ring is asked once whether something was missed."""
+SILENCE_S: Final = 1.0
+"""After so long without a message the ring is asked, once, whether something was missed."""
 
 END_OF_REPLAY: Final = b"\xff" * 8
 SEQUENCE_BYTES: Final = 8
@@ -108,6 +108,7 @@ class Subscriber:
             self._live.connect(endpoint)
         self._is_connected = False
         self._replay_due = False
+        self._silence_checked = False
         self._failures_count = 0
         self._last: int | None = None  # sequence of the last batch delivered
         self._digests: dict[int, int] = {}  # of the last batches, to know one that comes twice
@@ -124,6 +125,11 @@ class Subscriber:
         self._live.disable_monitor()
         self._context.destroy(linger=0)
 
+    def check(self) -> bool:
+        """Ask for a comparison with the ring, which ends in a `Replayed`; False without a ring."""
+        self._replay_due = self._replay_endpoint is not None
+        return self._replay_due
+
     async def receive(self) -> AsyncGenerator[Item, None]:
         """Deliver until another engine process answers.
 
@@ -131,7 +137,6 @@ class Subscriber:
             EngineRestarted: whatever was delivered is void.
         """
         frames: list[bytes] | None = None
-        idle_checked = True  # the first connection has a replay of its own
         while True:
             # Looked at after a message was taken, too: it may have come through a new connection.
             await self._follow_connection()
@@ -142,15 +147,17 @@ class Subscriber:
                 continue
             if frames is None:
                 frames = await self._next_live()
-                if frames is None and not idle_checked:
-                    self._replay_due, idle_checked = self._replay_endpoint is not None, True
+                if frames is None and not self._silence_checked:
+                    self._silence_checked = True
+                    self._replay_due = self._replay_endpoint is not None
                 continue
-            idle_checked = False
-            self._replay_due = self._wants_replay(frames)
-            while self._replay_due:
-                async with aclosing(self._catch_up()) as items:
-                    async for item in items:
-                        yield item
+            self._silence_checked = False
+            if self._wants_replay(frames):
+                self._replay_due = True
+                while self._replay_due:
+                    async with aclosing(self._catch_up()) as items:
+                        async for item in items:
+                            yield item
             for item in self._take(frames):
                 yield item
             frames = None
@@ -163,6 +170,7 @@ class Subscriber:
             self._is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if not self._is_connected:
                 continue
+            self._silence_checked = False
             if self._replay_endpoint is not None:
                 self._replay_due = True
             elif self._last is not None:
@@ -173,7 +181,7 @@ class Subscriber:
         try:
             return await self._live.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
-            await self._poller.poll(IDLE_CHECK_S * 1000)
+            await self._poller.poll(SILENCE_S * 1000)
         try:
             return await self._live.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:

