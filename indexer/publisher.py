@@ -24,10 +24,11 @@ from indexer.contract.records import FleetRecord, InstanceRecord, SlotFlag
 from indexer.errors import FleetChanged, FleetFull
 from indexer.journal import Journal
 from indexer.redis_client import DEADLINE_S, REDIS_WEATHER
-from indexer.sweeper import Mark, Sweeper, found
+from indexer.sweeper import Mark, found
 from indexer.telemetry import Telemetry
 
-BLOCKS_PER_FLUSH_MAX: Final = 32 * BLOCKS_PER_WRITE_MAX
+CALLS_PER_FLUSH_MAX: Final = 32
+BLOCKS_PER_FLUSH_MAX: Final = CALLS_PER_FLUSH_MAX * BLOCKS_PER_WRITE_MAX
 """Block changes in one round trip; between two of them newer changes are merged in."""
 
 BACKOFF_MIN_S: Final = 0.05
@@ -75,6 +76,7 @@ class Publisher:
         self._listed_s = float("-inf")
         self._pending = PendingChanges()
         self._unacknowledged: Changes | None = None
+        self._published: Callable[[], list[BlockHash]] = list
         self._wake = asyncio.Event()
 
     def fleet(self) -> FleetRecord:
@@ -132,13 +134,30 @@ class Publisher:
                 self._lose("record")
 
     async def leave(self) -> None:
-        """Give the slot back; sweep and free it if no other sidecar is sweeping."""
+        """Give the slot back, and first the blocks: they are known here, a sweep would search.
+
+        What a deadline cuts off is swept by whoever has the mark.
+        """
         if self._fleet is None or self._is_lost:
             return
-        fleet, self._is_lost = self._fleet, True
-        sweeper = Sweeper(self._redis, self._mark, self._telemetry)
-        await sweeper.retire(fleet, self._slot, self._generation, grace_s=-1)
-        self._log.info("slot_left", slot=self._slot, generation=self._generation)
+        fleet, slot, generation = self._fleet, self._slot, self._generation
+        self._is_lost = True
+        await functions.run(self._redis, functions.close(fleet.fleet_id, slot, generation, -1))
+        removes = [
+            functions.remove(fleet, slot, generation, blocks) for blocks in _pages(self._stored())
+        ]
+        for start in range(0, len(removes), CALLS_PER_FLUSH_MAX):
+            await self._send(removes[start : start + CALLS_PER_FLUSH_MAX])
+        await functions.run(self._redis, functions.sweep(fleet.fleet_id, slot, generation, 0, 0))
+        await functions.run(self._redis, functions.free(fleet.fleet_id, slot, generation))
+        self._log.info("slot_left", slot=slot, generation=generation)
+
+    def _stored(self) -> list[BlockHash]:
+        """Whatever Redis may hold of this instance, children before parents."""
+        under_way = self._unacknowledged or Changes(removed=[], added=[])
+        waiting = self._pending.take(len(self._pending)) or Changes(removed=[], added=[])
+        stored = [*self._published(), *under_way.added, *under_way.removed, *waiting.removed]
+        return list(reversed(dict.fromkeys(stored)))
 
     async def _list(self) -> None:
         """Keep the fleet in the directory."""
@@ -180,13 +199,14 @@ class Publisher:
         Raises:
             FleetChanged: the fleet was founded anew with another block size.
         """
+        self._published = published
         failures = 0
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
                 if self._is_lost:
-                    await self._rejoin(published)
+                    await self._rejoin()
                 await self._flush()
                 failures = 0
             except (*REDIS_WEATHER, FleetFull) as error:
@@ -197,7 +217,7 @@ class Publisher:
                 await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(failures, 10)))
                 self._wake.set()
 
-    async def _rejoin(self, published: Callable[[], list[BlockHash]]) -> None:
+    async def _rejoin(self) -> None:
         """Take a new slot and offer the whole table again."""
         before = self._fleet
         assert before is not None
@@ -210,7 +230,7 @@ class Publisher:
                 f"block size was {before.block_size_tokens} tokens, is {fleet.block_size_tokens}"
             )
         self._unacknowledged = None
-        self._pending.replace(published())
+        self._pending.replace(self._published())
         self._telemetry.republishes.labels(self._rank).inc()
         self._log.info("table_republished", blocks=len(self._pending))
 

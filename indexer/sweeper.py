@@ -1,7 +1,7 @@
 """What one sidecar of a fleet does at a time: found it, sweep dead slots, reap dead routers.
 
-A leased mark in Redis chooses the one. Sweeping a slot that was meanwhile handed out again would
-take a live instance's blocks, so the mark is held, and looked at, before every few pages.
+A leased mark in Redis chooses the one. It is held, and looked at, before every few pages of a
+sweep; a sweep that comes too late finds the slot with another generation and does nothing.
 """
 
 import asyncio
@@ -117,24 +117,24 @@ class Sweeper:
             self._telemetry.reaped.labels("").inc(int(reply[1]))
             self._log.warning("router_reaped", router=reply[0].decode(), reservations=int(reply[1]))
         for slot, generation in await self._dead_slots(fleet):
-            await self.retire(fleet, slot, generation, grace_s=INSTANCE_GRACE_S)
+            await self._retire(fleet, slot, generation)
 
-    async def retire(
-        self, fleet: FleetRecord, slot: SlotIndex, generation: int, *, grace_s: float
-    ) -> None:
-        """Close a slot whose lease has been dead for grace_s (-1: at once), sweep it, free it.
+    async def _retire(self, fleet: FleetRecord, slot: SlotIndex, generation: int) -> None:
+        """Close a slot whose lease has been dead long enough, sweep it, free it.
 
         Does as much of it as it may: without the mark the slot stays closed for whoever has it.
         """
-        closing = functions.close(fleet.fleet_id, slot, generation, grace_s)
-        if not await functions.run(self._redis, closing) or not await self._sweep(fleet, slot):
+        closing = functions.close(fleet.fleet_id, slot, generation, INSTANCE_GRACE_S)
+        if not await functions.run(self._redis, closing):
+            return
+        if not await self._sweep(fleet, slot, generation):
             return
         if await functions.run(self._redis, functions.free(fleet.fleet_id, slot, generation)):
             self._telemetry.sweeps.labels("").inc()
             self._log.info("slot_freed", slot=slot, generation=generation)
 
-    async def _sweep(self, fleet: FleetRecord, slot: SlotIndex) -> bool:
-        """Take a closed slot out of every bucket; False when the mark was lost on the way."""
+    async def _sweep(self, fleet: FleetRecord, slot: SlotIndex, generation: int) -> bool:
+        """Take a closed slot out of every bucket; False when mark or slot was lost on the way."""
         buckets = 1 << fleet.bucket_bits
         per_call = min(SWEEP_BUCKETS_PER_CALL_MAX, buckets)
         per_round_trip = per_call * CALLS_PER_ROUND_TRIP
@@ -143,10 +143,11 @@ class Sweeper:
                 return False
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for first in range(start, min(start + per_round_trip, buckets), per_call):
-                    call = functions.sweep(fleet.fleet_id, slot, first, per_call)
+                    call = functions.sweep(fleet.fleet_id, slot, generation, first, per_call)
                     pipeline.execute_command(*call.command())
                 async with asyncio.timeout(DEADLINE_S):
-                    await pipeline.execute()
+                    if min(await pipeline.execute()) < 0:
+                        return False
         return True
 
     async def _dead_slots(self, fleet: FleetRecord) -> list[tuple[SlotIndex, int]]:

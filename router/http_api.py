@@ -134,9 +134,7 @@ class HttpApi:
 
 
 def _record(request: web.Request) -> RequestRecord:
-    return RequestRecord(
-        request_id=request[REQUEST_ID], accepted_s=time.monotonic()
-    )
+    return RequestRecord(request_id=request[REQUEST_ID], accepted_s=time.monotonic())
 
 
 def _model(name: str, served: ServedModel) -> dict[str, Any]:

@@ -148,10 +148,13 @@ def open_slot(fleet: FleetId, slot: SlotIndex, generation: int) -> Call:
     return Call("ts1_open", (keys.partition(fleet, partition),), (local, generation))
 
 
-def sweep(fleet: FleetId, slot: SlotIndex, first_bucket: int, buckets: int) -> Call:
-    """Take a closed slot out of a run of buckets."""
+def sweep(
+    fleet: FleetId, slot: SlotIndex, generation: int, first_bucket: int, buckets: int
+) -> Call:
+    """End a generation's right to write, and take its slot out of a run of buckets (0: of none)."""
     partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
-    return Call("ts1_sweep", (keys.partition(fleet, partition),), (local, first_bucket, buckets))
+    anchor = keys.partition(fleet, partition)
+    return Call("ts1_sweep", (anchor,), (local, generation, first_bucket, buckets))
 
 
 # -- membership and counters ----------------------------------------------------------------------

@@ -164,11 +164,14 @@ local function open(keys, args)
   return 1
 end
 
--- sweep: take one slot out of a run of buckets; the first call also ends the slot's right to write.
--- KEYS[1] anchor; ARGV[1] local slot, ARGV[2] first bucket, ARGV[3] buckets (<=
--- SWEEP_BUCKETS_PER_CALL_MAX). Returns the number of blocks it was taken from. O(fields read).
+-- sweep: end a generation's right to write, and take its slot out of a run of buckets.
+-- KEYS[1] anchor; ARGV[1] local slot, ARGV[2] generation, ARGV[3] first bucket, ARGV[4] buckets (0 to
+-- SWEEP_BUCKETS_PER_CALL_MAX). Returns the number of blocks it was taken from, -1 when the slot has
+-- passed to another generation and nothing was done. O(fields read).
 local function sweep(keys, args)
-  local slot, first, count = tonumber(args[1]), tonumber(args[2]), tonumber(args[3])
+  local slot, first, count = tonumber(args[1]), tonumber(args[3]), tonumber(args[4])
+  local present = redis.call('HGET', keys[1], args[1])
+  if present and present ~= args[2] then return -1 end
   redis.call('HDEL', keys[1], args[1])
   local taken = 0
   for b = first, first + count - 1 do

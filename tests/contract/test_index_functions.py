@@ -133,7 +133,7 @@ def test_a_sweep_leaves_nothing_of_its_slot(server, paths) -> None:
     held = sum(2 in holders for holders in reference.holders.values())
 
     taken = sum(
-        server.execute_command(*functions.sweep(FLEET.fleet_id, 2, first, 16).command())
+        server.execute_command(*functions.sweep(FLEET.fleet_id, 2, 1, first, 16).command())
         for first in range(0, 2**FLEET.bucket_bits, 16)
     )
 
@@ -142,3 +142,17 @@ def test_a_sweep_leaves_nothing_of_its_slot(server, paths) -> None:
     for _, path in paths:
         assert depths(server, chain(path)) == reference.depths(chain(path), SLOTS)
     assert server.execute_command(*functions.store(FLEET, 2, 1, chain([1])).command()) == 0
+
+
+def test_a_late_sweep_spares_the_next_generation(server: redis.Redis) -> None:
+    """A sweep for an earlier user of the slot changes nothing of the present one's blocks."""
+    server.flushdb()
+    hashes = chain([1, 2])
+    server.execute_command(*functions.open_slot(FLEET.fleet_id, SlotIndex(3), 2).command())
+    server.execute_command(*functions.store(FLEET, SlotIndex(3), 2, hashes).command())
+
+    late = functions.sweep(FLEET.fleet_id, SlotIndex(3), 1, 0, 2**FLEET.bucket_bits)
+
+    assert server.execute_command(*late.command()) == -1
+    assert depths(server, hashes)[3] == 2
+    assert server.execute_command(*functions.store(FLEET, SlotIndex(3), 2, hashes).command()) == 1
