@@ -17,10 +17,10 @@ from redis.exceptions import ResponseError
 from indexer.block_table import Delta
 from indexer.changes import Changes, PendingChanges
 from indexer.contract import functions, keys
-from indexer.contract.functions import Call, EngineCounters
+from indexer.contract.functions import Call
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import BLOCKS_PER_WRITE_MAX, DIRECTORY_TTL_S
-from indexer.contract.records import FleetRecord, InstanceRecord, SlotFlag
+from indexer.contract.records import EngineCounters, FleetRecord, InstanceRecord, SlotFlag
 from indexer.errors import FleetChanged, FleetFull
 from indexer.journal import Journal
 from indexer.redis_client import DEADLINE_S, REDIS_WEATHER

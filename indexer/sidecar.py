@@ -18,9 +18,8 @@ from redis.asyncio import Redis
 
 from indexer.block_table import BlockTable
 from indexer.config import SidecarConfig
-from indexer.contract.functions import EngineCounters
 from indexer.contract.limits import INSTANCE_LEASE_RENEW_S
-from indexer.contract.records import FleetRecord, SlotFlag
+from indexer.contract.records import EngineCounters, FleetRecord, SlotFlag
 from indexer.engine_api import EngineApi, EngineInfo, adapters
 from indexer.engine_metrics import EngineSample
 from indexer.errors import (

@@ -8,9 +8,8 @@ import redis.asyncio
 from builders import make_fleet_record, make_instance
 
 from indexer.contract import block_hash, functions, keys
-from indexer.contract.functions import EngineCounters
 from indexer.contract.identifiers import BlockHash, SlotIndex
-from indexer.contract.records import FleetCounters, FleetRecord
+from indexer.contract.records import EngineCounters, FleetCounters, FleetRecord
 
 WAIT_S = 10.0
 

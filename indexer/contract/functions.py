@@ -6,14 +6,14 @@ in the header above its Lua source.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from indexer.contract import keys
 from indexer.contract.identifiers import BlockHash, FleetId, RouterId, SlotIndex
@@ -27,7 +27,7 @@ from indexer.contract.limits import (
     ROUTER_LEASE_TTL_S,
     SLOTS_PER_PARTITION_MAX,
 )
-from indexer.contract.records import FleetCounters, FleetRecord, SlotFlag
+from indexer.contract.records import EngineCounters, FleetCounters, FleetRecord, SlotFlag
 
 LIBRARIES: Final = ("index_v1.lua", "fleet_v1.lua")
 LEDGER_TTL_S: Final = 2 * DIRECTORY_TTL_S
@@ -51,6 +51,10 @@ class RedisClient(Protocol):
         ...
 
 
+REDIS_WEATHER: Final = (RedisError, OSError, TimeoutError)
+"""What a call may raise while Redis is away, slow, failing over, loading or out of memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One function call, ready to send."""
@@ -64,6 +68,10 @@ class Call:
         """The whole command, for a client or a pipeline."""
         verb = "FCALL_RO" if self.read_only else "FCALL"
         return (verb, self.function, len(self.keys), *self.keys, *self.args)
+
+
+Command = Sequence[bytes | str | float]
+SendAll = Callable[[Sequence[Command]], Awaitable[list[Any]]]
 
 
 def library_text(name: str) -> str:
@@ -86,6 +94,37 @@ async def run(redis: RedisClient, call: Call) -> Any:
             raise
     await load(redis)
     return await redis.execute_command(*call.command())
+
+
+async def run_all(send: SendAll, redis: RedisClient, calls: Sequence[Call]) -> list[Any]:
+    """Send several calls in one round trip, as `run` sends one.
+
+    Args:
+        send: commands -> their answers in order; a refusal may be raised or stand in the list.
+        redis: for loading the libraries.
+        calls: executed in order.
+
+    Raises:
+        ResponseError: Redis refused one of them; the others were executed.
+    """
+    commands = [call.command() for call in calls]
+    replies, refused = await _answers(send, commands)
+    if refused is not None and is_missing(refused):
+        await load(redis)
+        replies, refused = await _answers(send, commands)
+    if refused is not None:
+        raise refused
+    return replies
+
+
+async def _answers(
+    send: SendAll, commands: Sequence[Command]
+) -> tuple[list[Any], ResponseError | None]:
+    try:
+        replies = await send(commands)
+    except ResponseError as error:
+        return [], error
+    return replies, next((reply for reply in replies if isinstance(reply, ResponseError)), None)
 
 
 def is_missing(error: Exception) -> bool:
@@ -193,6 +232,12 @@ def fleet_record(fleet: FleetId, reply: Sequence[Any]) -> FleetRecord:
     )
 
 
+async def read_fleet(redis: RedisClient, fleet: FleetId) -> FleetRecord | None:
+    """The fleet's record as it is now; None when there is no such fleet."""
+    reply = await redis.execute_command("HMGET", keys.fleet(fleet), *FLEET_FIELDS)
+    return None if None in reply else fleet_record(fleet, reply)
+
+
 def join(fleet: FleetId, record: bytes) -> Call:
     """Take a slot for an instance; record from `InstanceRecord.encode`."""
     return Call(
@@ -200,15 +245,6 @@ def join(fleet: FleetId, record: bytes) -> Call:
         (keys.fleet(fleet), keys.counters(fleet), keys.instances(fleet)),
         (record, INSTANCE_LEASE_TTL_S, DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCounters:
-    """What an engine's metrics say about one instance."""
-
-    running_count: int
-    waiting_count: int
-    kv_usage_ratio: float  # 0..1
 
 
 def heartbeat(

@@ -54,9 +54,15 @@ def sweeper(fleet: FleetId) -> str:
 
 
 def partition(fleet: FleetId, partition: int) -> str:
-    """HASH: local slot -> generation that may write. The anchor of every index function.
-
-    Bucket b of the partition is the HASH named by this key, `:`, b: field = block hash, value =
-    holders.
-    """
+    """HASH: local slot -> generation that may write. The anchor of every index function."""
     return f"{PREFIX}{{{fleet}:{partition}}}:p"
+
+
+def bucket(fleet: FleetId, partition_index: int, bucket_index: int) -> str:
+    """HASH: block hash -> holders. The functions derive it from the anchor."""
+    return f"{partition(fleet, partition_index)}:{bucket_index}"
+
+
+def partition_pattern(fleet: FleetId, partition_index: int) -> str:
+    """Glob of the anchor and all buckets of a partition, for SCAN."""
+    return f"{partition(fleet, partition_index)}*"

@@ -37,7 +37,7 @@ INSTANCES_EXPECTED_DEFAULT: Final = 64
 """Instances a partition is sized for when the operator says nothing."""
 
 CANDIDATES_PER_RESERVE_MAX: Final = 128
-"""Instances weighed inside one reservation: those with hits and the least loaded of the rest."""
+"""Instances weighed inside one reservation: the best by the snapshot's scores."""
 
 SWEEP_BUCKETS_PER_CALL_MAX: Final = 64
 """About 4,000 fields: one sweep call holds the server for a few milliseconds at most."""

@@ -58,6 +58,15 @@ class SlotFlag(IntFlag):
     SLEEPING = 8  # answers its health check but does not serve
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """What an engine's metrics say about one instance."""
+
+    running_count: int
+    waiting_count: int
+    kv_usage_ratio: float  # 0..1
+
+
 @dataclass(frozen=True, slots=True)
 class FleetCounters:
     """The packed counters of one fleet, decoded without copying.
@@ -145,3 +154,20 @@ class InstanceRecord:
             TypeError: a required field is missing or the value is not a map.
         """
         return cls(**_known(cls, raw))
+
+
+def slot_view(row: np.void, now_s: float) -> dict[str, Any]:
+    """Counters of one slot with names, for operators; ages and leases relative to now_s."""
+    published_s = float(row["published_s"])
+    return {
+        "generation": int(row["generation"]),
+        "flags": [str(flag.name) for flag in SlotFlag if flag & int(row["flags"])],
+        "lease_left_s": round(float(row["lease_until_s"]) - now_s, 3),
+        "reserved_requests": int(row["reserved_requests"]),
+        "reserved_prefill_tokens": int(row["reserved_prefill_tokens"]),
+        "foreign_requests": int(row["foreign_requests"]),
+        "running_count": int(row["running_count"]),
+        "waiting_count": int(row["waiting_count"]),
+        "kv_usage_ratio": int(row["kv_usage_millionths"]) / 1e6,
+        "counters_age_s": round(now_s - published_s, 3) if published_s else None,
+    }

@@ -18,9 +18,8 @@ from hypothesis.stateful import (
 )
 
 from indexer.contract import functions, keys
-from indexer.contract.functions import EngineCounters
 from indexer.contract.identifiers import InstanceId, RouterId
-from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord
+from indexer.contract.records import EngineCounters, FleetCounters, FleetRecord, InstanceRecord
 
 FLEET = FleetRecord(
     fleet_id=keys.fleet_id("m"),
