@@ -94,8 +94,8 @@ class Book:
     def as_counters(self, snapshot: FleetSnapshot) -> FleetSnapshot:
         """The snapshot with this book's sums for counters, degraded.
 
-        Load balancers spread traffic evenly over routers, so one's own book is every router's book
-        divided by their number, and no factor changes the order of a product.
+        Load balancers spread traffic evenly over routers, so one's own book is a fair sample of
+        everybody's.
         """
         places = {
             key: place

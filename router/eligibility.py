@@ -45,38 +45,42 @@ class Roster:
         )
 
 
-def assemble(
-    fleet: FleetRecord,
-    roster: Roster,
-    counters: FleetCounters,
-    depth_blocks: Column,
-    *,
-    prompt_tokens: int,
-    taken_s: float,
-    degraded: bool = False,
-) -> FleetSnapshot:
-    """Put roster, counters and hit depths together and keep who may be chosen.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What the index said when it was asked for one request.
 
-    Eligible is an instance whose lease lives and that is neither closing, draining nor asleep. When
-    degraded, leases cannot be judged and count as alive.
-
-    Args:
+    Attributes:
         fleet: what the instances share.
         roster: who serves the model.
         counters: of the whole fleet.
         depth_blocks: canonical leading blocks resident, by slot index; shape (slots,).
-        prompt_tokens: length of the prompt.
-        taken_s: wall clock when the counters were asked for.
-        degraded: the counters are old and the depths unknown.
+        taken_s: wall clock when it was asked.
+        degraded: it did not answer: the counters are the last known, the depths zero.
+    """
+
+    fleet: FleetRecord
+    roster: Roster
+    counters: FleetCounters
+    depth_blocks: Column
+    taken_s: float
+    degraded: bool = False
+
+
+def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
+    """Who may be chosen, and what is known of them.
+
+    Eligible is an instance whose lease lives and that is neither closing, draining nor asleep. When
+    degraded, leases cannot be judged and count as alive.
 
     Raises:
         NoEligibleInstance: nobody is left.
     """
     assert prompt_tokens > 0, prompt_tokens
+    fleet, roster, counters = sighting.fleet, sighting.roster, sighting.counters
     within = roster.slot < len(counters.slots)
     rows = counters.slots[np.where(within, roster.slot, 0)]
     usable = within & (rows["flags"] == SlotFlag.USED)
-    if not degraded:
+    if not sighting.degraded:
         usable &= rows["lease_until_s"] >= counters.now_s
     keep = np.flatnonzero(usable)
     if keep.size == 0:
@@ -87,7 +91,7 @@ def assemble(
     all_kept = keep.size == len(roster.instances)
     rows = rows if all_kept else rows[keep]
     slot = roster.slot[keep]
-    reusable = np.minimum(depth_blocks[slot] * fleet.block_size_tokens, prompt_tokens - 1)
+    reusable = np.minimum(sighting.depth_blocks[slot] * fleet.block_size_tokens, prompt_tokens - 1)
     hit_tokens = reusable - reusable % roster.block_size_tokens[keep]
     published_s = rows["published_s"]
     return FleetSnapshot(
@@ -106,8 +110,8 @@ def assemble(
         waiting_count=rows["waiting_count"].astype(np.int64),
         kv_usage_ratio=rows["kv_usage_millionths"] / 1e6,
         counters_age_s=np.where(published_s > 0, counters.now_s - published_s, np.inf),
-        taken_s=taken_s,
-        degraded=degraded,
+        taken_s=sighting.taken_s,
+        degraded=sighting.degraded,
     )
 
 

@@ -1,7 +1,7 @@
 """What can go wrong on the way of a request, one class per condition.
 
-`http_api.py` maps each class to a status; `reason` travels in the `x-timestable-reason` header and
-in the metrics, so that a client and an operator see why without reading text.
+`http_errors.py` maps each reason to a status; it travels in the `x-timestable-reason` header and in
+the metrics, so that a client and an operator see why without reading text.
 """
 
 from enum import StrEnum
@@ -19,14 +19,21 @@ class DropReason(StrEnum):
     PROMPT_TOO_LONG = "prompt-too-long"
     OVERLOADED = "overloaded"
     DRAINING = "draining"
-    TOKENIZER_UNAVAILABLE = "tokenizer-unavailable"
-    TOKENIZER_SLOW = "tokenizer-slow"
-    TEMPLATE_FAILED = "template-failed"
     NO_ELIGIBLE_INSTANCE = "no-eligible-instance"
     INDEX_UNAVAILABLE = "index-unavailable"
     UPSTREAM_FAILED = "upstream-failed"
     UPSTREAM_TIMEOUT = "upstream-timeout"
     CLIENT_GONE = "client-gone"
+
+
+class DegradedCause(StrEnum):
+    """What a decision had to do without."""
+
+    TOKENIZER_UNAVAILABLE = "tokenizer-unavailable"
+    TOKENIZER_SLOW = "tokenizer-slow"
+    TEMPLATE_FAILED = "template-failed"
+    INDEX_UNAVAILABLE = "index-unavailable"
+    LEDGER_UNAVAILABLE = "ledger-unavailable"
 
 
 class RouterError(Exception):
@@ -114,12 +121,12 @@ class IndexUnavailable(RouterError):  # noqa: N818
     retry_after_s = 2.0
 
 
-class TokensUnknown(RouterError):  # noqa: N818
-    """The prompt's token ids are not to be had; `route.py` then routes without prefix hits."""
+class TokensUnknown(Exception):  # noqa: N818
+    """A prompt's token ids are not to be had; its request is routed without hits."""
 
-    def __init__(self, reason: DropReason, message: str) -> None:
+    def __init__(self, cause: DegradedCause, message: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.cause = cause
 
 
 class UpstreamFailed(RouterError):  # noqa: N818

@@ -6,14 +6,13 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
+from router import headers as names
 from router import telemetry
 from router.errors import DropReason, RequestInvalid, RouterError, UpstreamFailed
-from router.openai_request import REQUEST_ID_HEADER, request_id
+from router.openai_request import request_id
 
 log = structlog.get_logger()
 
-INSTANCE_HEADER: Final = "x-timestable-instance"
-REASON_HEADER: Final = "x-timestable-reason"
 
 STATUS: Final[Mapping[DropReason, int]] = {
     DropReason.REQUEST_INVALID: 400,
@@ -62,7 +61,7 @@ def make_app(routes: list[web.RouteDef]) -> web.Application:
             log.exception("request_crashed", request_id=request[REQUEST_ID])
             response = _error(500, "The router failed. This is a defect of it.", "internal-error")
         if not response.prepared:
-            response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+            response.headers[names.REQUEST_ID] = request[REQUEST_ID]
         return response
 
     app = web.Application(middlewares=[boundary])
@@ -75,7 +74,7 @@ def _refusal(error: RouterError) -> web.Response:
     if error.retry_after_s is not None:
         headers["Retry-After"] = f"{error.retry_after_s:.0f}"
     if isinstance(error, UpstreamFailed):
-        headers[INSTANCE_HEADER] = error.instance_id
+        headers[names.INSTANCE] = error.instance_id
     param = error.param if isinstance(error, RequestInvalid) else None
     response = _error(STATUS[error.reason], str(error), error.reason, param=param, headers=headers)
     if error.reason is DropReason.DRAINING:
@@ -94,7 +93,7 @@ def _error(
     return web.json_response(
         error_body(message, error_type(status), reason, param),
         status=status,
-        headers={**(headers or {}), REASON_HEADER: reason},
+        headers={**(headers or {}), names.REASON: reason},
     )
 
 

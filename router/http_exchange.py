@@ -8,15 +8,14 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from router import headers as names
 from router.admission import Ticket
 from router.api_call import ApiCall, Endpoint
 from router.errors import BodyTooLarge, BodyTooSlow, ClientGone, RequestInvalid, RouterError
-from router.http_errors import INSTANCE_HEADER, REQUEST_ID, STATUS, error_body, error_type
-from router.openai_request import REQUEST_ID_HEADER, parse
+from router.http_errors import REQUEST_ID, STATUS, error_body, error_type
+from router.openai_request import parse
 from router.snapshot import Decision
 from router.upstream import Answer
-
-DECISION_HEADER: Final = "x-timestable-decision"
 
 CANDIDATES_SHOWN_MAX: Final = 8
 """A header has to fit into the 8 KiB that clients commonly allow."""
@@ -71,11 +70,11 @@ class HttpExchange:
         """Begin the client's answer with the instance's status and headers."""
         assert self._call is not None
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
-        response.headers[REQUEST_ID_HEADER] = self._call.request_id
-        response.headers[INSTANCE_HEADER] = decision.instance.instance_id
+        response.headers[names.REQUEST_ID] = self._call.request_id
+        response.headers[names.INSTANCE] = decision.instance.instance_id
         if self._call.explain:
             view = decision_view(decision, candidates_max=CANDIDATES_SHOWN_MAX)
-            response.headers[DECISION_HEADER] = json.dumps(view, separators=(",", ":"))
+            response.headers[names.DECISION] = json.dumps(view, separators=(",", ":"))
         if self._last:
             response.force_close()
         self.response = response
@@ -169,7 +168,11 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
         "batch_size": decision.batch_size,
         "score": decision.score,
         "decided_s": decision.decided_s,
-        "snapshot_age_s": round(decision.snapshot_age_s, 6),
+        "snapshot_age_s": _rounded(decision.snapshot_age_s),
         "degraded": decision.degraded,
         "candidates": candidates,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

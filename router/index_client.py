@@ -2,22 +2,23 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import structlog
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from indexer.contract import functions, keys
+from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
-from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, SlotFlag
+from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, slot_view
 from router import telemetry
-from router.eligibility import Roster, assemble
+from router.eligibility import Roster, Sighting
 from router.errors import IndexUnavailable
-from router.redis_link import WEATHER, RedisLink
-from router.snapshot import FleetSnapshot
+from router.redis_link import RedisLink
+from router.snapshot import Column
 
 log = structlog.get_logger()
 
@@ -27,8 +28,8 @@ REFRESH_S: Final = 0.5
 FIND_MISS_S: Final = 0.25
 """Least time between two extra directory reads for names nobody serves."""
 
-READY_AGE_S: Final = 5.0
-"""A router that has not heard from Redis for this long is not ready."""
+INDEX_SILENCE_MAX_S: Final = 5.0
+"""After so long without an answer of Redis, an unknown model may be a known one unheard of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,6 @@ class _Fleet:
     instances: dict[int, InstanceRecord]
     models: dict[str, ServedModel]
     counters: FleetCounters
-    refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class IndexClient:
@@ -73,6 +73,7 @@ class IndexClient:
         self._deadline_s = deadline_s
         self._fleets: dict[FleetId, _Fleet] = {}
         self._models: dict[str, ServedModel] = {}
+        self._refreshing = asyncio.Lock()
         self._heard_s = -np.inf
         self._missed_s = -np.inf
 
@@ -84,7 +85,7 @@ class IndexClient:
         while True:
             try:
                 await self.refresh()
-            except WEATHER as error:
+            except REDIS_WEATHER as error:
                 if not failing:
                     log.warning("index_unavailable", error=repr(error))
                 failing = True
@@ -170,66 +171,70 @@ class IndexClient:
             self._missed_s = time.monotonic()
             try:
                 await self.refresh()
-            except WEATHER:
+            except REDIS_WEATHER:
                 telemetry.INDEX_ERRORS.labels(call="find").inc()
             served = self._models.get(model)
         return served
 
     # -- one request ------------------------------------------------------------------------------
 
-    async def snapshot(
-        self, served: ServedModel, hashes: bytes, prompt_tokens: int
-    ) -> FleetSnapshot:
+    async def look(self, served: ServedModel, hashes: bytes) -> Sighting:
         """Hits and counters of a fleet, in one round trip.
 
         Args:
             served: from `find`.
             hashes: chain of the prompt's block hashes, from `block_hash.chain`; b"" for no hits.
-            prompt_tokens: length of the prompt, at least 1.
-
-        Returns:
-            The eligible instances; past the deadline the last known fleet, degraded, without hits.
 
         Raises:
-            IndexUnavailable: Redis did not answer in time and the fleet was never read.
-            NoEligibleInstance: no instance is alive, awake and not draining.
+            IndexUnavailable: Redis did not answer in time.
         """
-        fleet = served.fleet
-        depth_blocks = np.zeros(fleet.partitions * SLOTS_PER_PARTITION_MAX, np.int64)
+        depth_blocks = _no_depth(served.fleet)
         taken_s = time.time()
         try:
             async with asyncio.timeout(self._deadline_s):
-                counters = await self._ask(fleet, hashes, depth_blocks)
+                counters = await self._ask(served.fleet, hashes, depth_blocks)
                 if counters is None:
-                    raise RedisError(f"fleet {fleet.fleet_id} has no counters")
+                    raise RedisError(f"fleet {served.fleet.fleet_id} has no counters")
                 served = await self._current(served, counters)
-        except WEATHER as error:
-            telemetry.INDEX_ERRORS.labels(call="snapshot").inc()
-            return self._last_known(served, prompt_tokens, taken_s, error)
+        except REDIS_WEATHER as error:
+            telemetry.INDEX_ERRORS.labels(call="look").inc()
+            raise IndexUnavailable("The index (Redis) does not answer. Try again.") from error
         self._heard_s = time.monotonic()
-        return assemble(
-            fleet,
-            served.roster,
-            counters,
-            depth_blocks,
-            prompt_tokens=prompt_tokens,
+        return Sighting(
+            fleet=served.fleet,
+            roster=served.roster,
+            counters=counters,
+            depth_blocks=depth_blocks,
             taken_s=taken_s,
         )
 
+    def last_sighting(self, served: ServedModel) -> Sighting:
+        """The fleet as last read, without hits.
+
+        Raises:
+            IndexUnavailable: it was never read.
+        """
+        known = self._fleets.get(served.fleet.fleet_id)
+        if known is None:
+            raise IndexUnavailable(
+                "The index (Redis) does not answer and this router has not seen the fleet yet."
+            )
+        return Sighting(
+            fleet=served.fleet,
+            roster=served.roster,
+            counters=known.counters,
+            depth_blocks=_no_depth(served.fleet),
+            taken_s=time.time(),
+            degraded=True,
+        )
+
     async def _ask(
-        self, fleet: FleetRecord, hashes: bytes, depth_blocks: np.ndarray[Any, np.dtype[np.int64]]
+        self, fleet: FleetRecord, hashes: bytes, depth_blocks: Column
     ) -> FleetCounters | None:
         calls = [functions.read(fleet.fleet_id)]
         if hashes:
             calls += [functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
-        commands = [call.command() for call in calls]
-        try:
-            replies = await self._link.execute(commands)
-        except ResponseError as error:
-            if not functions.is_missing(error):
-                raise
-            await functions.load(self._link)
-            replies = await self._link.execute(commands)
+        replies = await functions.run_all(self._link.execute, self._link, calls)
         for partition, reply in enumerate(replies[1:]):
             first = partition * SLOTS_PER_PARTITION_MAX
             functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
@@ -241,38 +246,20 @@ class IndexClient:
         if known is not None and known.membership == counters.membership:
             known.counters = counters
             return known.models.get(served.name, served)
-        lock = known.refreshing if known else asyncio.Lock()
-        async with lock:
+        async with self._refreshing:
             await self._refresh_fleet(served.fleet.fleet_id, counters)
             self._rebuild_models()
         return self._models.get(served.name, served)
 
-    def _last_known(
-        self, served: ServedModel, prompt_tokens: int, taken_s: float, error: Exception
-    ) -> FleetSnapshot:
-        known = self._fleets.get(served.fleet.fleet_id)
-        if known is None:
-            raise IndexUnavailable(
-                "The index (Redis) does not answer and this router has not seen the fleet yet."
-            ) from error
-        telemetry.DEGRADED.labels(cause="index").inc()
-        depth_blocks = np.zeros(served.fleet.partitions * SLOTS_PER_PARTITION_MAX, np.int64)
-        return assemble(
-            served.fleet,
-            served.roster,
-            known.counters,
-            depth_blocks,
-            prompt_tokens=prompt_tokens,
-            taken_s=taken_s,
-            degraded=True,
-        )
-
     # -- what operators see -----------------------------------------------------------------------
 
     def not_ready_reason(self) -> str | None:
-        """Why this router should get no traffic, or None."""
-        if time.monotonic() - self._heard_s > READY_AGE_S and not self._fleets:
-            return "Redis has not answered and no fleet is known"
+        """Why this router should get no traffic, or None.
+
+        Without Redis a router that knows a fleet still serves, degraded, so it stays ready.
+        """
+        if self._heard_s == -np.inf:
+            return "Redis has not answered yet"
         if not any(fleet.instances for fleet in self._fleets.values()):
             return "no instance has announced itself"
         return None
@@ -286,7 +273,7 @@ class IndexClient:
         fresh = True
         try:
             await self.refresh()
-        except WEATHER:
+        except REDIS_WEATHER:
             fresh = False
         fleets = [_fleet_view(fleet) for fleet in self._fleets.values()]
         return {"fresh": fresh, "redis_heard_age_s": self.heard_age_s(), "fleets": fleets}
@@ -344,20 +331,7 @@ def _fleet_view(fleet: _Fleet) -> dict[str, Any]:
             "engine_version": record.engine_version,
         }
         if slot < len(counters.slots):
-            row = counters.slots[slot]
-            published_s = float(row["published_s"])
-            view |= {
-                "generation": int(row["generation"]),
-                "state": [flag.name for flag in SlotFlag if flag & int(row["flags"])],
-                "lease_left_s": round(float(row["lease_until_s"]) - counters.now_s, 3),
-                "reserved_requests": int(row["reserved_requests"]),
-                "reserved_prefill_tokens": int(row["reserved_prefill_tokens"]),
-                "foreign_requests": int(row["foreign_requests"]),
-                "running_count": int(row["running_count"]),
-                "waiting_count": int(row["waiting_count"]),
-                "kv_usage_ratio": int(row["kv_usage_millionths"]) / 1e6,
-                "counters_age_s": round(counters.now_s - published_s, 3) if published_s else None,
-            }
+            view |= slot_view(counters.slots[slot], counters.now_s)
         instances.append(view)
     return {
         "fleet_id": fleet.record.fleet_id,
@@ -365,6 +339,11 @@ def _fleet_view(fleet: _Fleet) -> dict[str, Any]:
         "block_size_tokens": fleet.record.block_size_tokens,
         "partitions": fleet.record.partitions,
         "bucket_bits": fleet.record.bucket_bits,
+        "epoch": f"{fleet.record.epoch:016x}",
         "membership": fleet.membership,
         "instances": instances,
     }
+
+
+def _no_depth(fleet: FleetRecord) -> Column:
+    return np.zeros(fleet.partitions * SLOTS_PER_PARTITION_MAX, np.int64)

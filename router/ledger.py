@@ -16,20 +16,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import structlog
-from redis.exceptions import ResponseError
 
 from indexer.contract import functions
+from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
 from indexer.contract.limits import CANDIDATES_PER_RESERVE_MAX, ROUTER_LEASE_RENEW_S
 from indexer.contract.records import FleetRecord
 from router import telemetry
 from router.book import Book, Phase, new_router_id
-from router.choose import lottery, rank
+from router.decide import decide, lottery, rank
 from router.eligibility import take
-from router.errors import NoEligibleInstance
+from router.errors import IndexUnavailable, NoEligibleInstance
 from router.policies.base import Policy
 from router.policies.lmetric import LMetric
-from router.redis_link import WEATHER, RedisLink
+from router.redis_link import RedisLink
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 
 log = structlog.get_logger()
@@ -75,30 +75,31 @@ class Ledger:
     ) -> tuple[Decision, Booking]:
         """Choose an instance by the counters of this moment and book the request on it.
 
-        When Redis does not answer in time, the choice is made from the snapshot and this router's
-        own book, the decision is degraded, and Redis learns of it when it is back.
-
         Raises:
             NoEligibleInstance: every candidate has gone meanwhile.
+            IndexUnavailable: Redis did not answer in time.
         """
-        book = self._book(snapshot.fleet)
-        if not snapshot.degraded:
-            sequence = self._take_sequence()
-            try:
-                async with asyncio.timeout(self._deadline_s), book.reserving():
-                    decision = await self._reserve(book, sequence, policy, request, snapshot)
-                    book.add(sequence, decision, in_redis=True)
-                    return decision, Booking(fleet=book.fleet, sequence=sequence)
-            except WEATHER as error:
-                telemetry.RESERVATIONS.labels(status="unavailable").inc()
-                telemetry.DEGRADED.labels(cause="reserve").inc()
-                log.warning("reserve_unavailable", error=repr(error))
-                self._undo(book, sequence)
-            except asyncio.CancelledError:  # the client has gone
-                self._undo(book, sequence)
-                raise
-        sequence = self._take_sequence()
-        decision = _choose_alone(book, policy, request, snapshot)
+        book, sequence = self._book(snapshot.fleet), self._take_sequence()
+        try:
+            async with asyncio.timeout(self._deadline_s), book.reserving():
+                decision = await self._reserve(book, sequence, policy, request, snapshot)
+        except REDIS_WEATHER as error:
+            telemetry.RESERVATIONS.labels(status="unavailable").inc()
+            log.warning("reservation_failed", error=repr(error))
+            self._undo(book, sequence)
+            raise IndexUnavailable("The index (Redis) does not answer. Try again.") from error
+        except asyncio.CancelledError:  # the client has gone
+            self._undo(book, sequence)
+            raise
+        book.add(sequence, decision, in_redis=True)
+        return decision, Booking(fleet=book.fleet, sequence=sequence)
+
+    def reserve_alone(
+        self, policy: Policy, request: RequestView, snapshot: FleetSnapshot
+    ) -> tuple[Decision, Booking]:
+        """Choose by the snapshot and this router's own book; Redis learns of it when it is back."""
+        book, sequence = self._book(snapshot.fleet), self._take_sequence()
+        decision = decide(policy, request, book.as_counters(snapshot), booked_s=time.time())
         book.add(sequence, decision, in_redis=False)
         book.needs_sync = True
         self._wake.set()
@@ -140,16 +141,19 @@ class Ledger:
             snapshot = _with_counters(snapshot, places, states)
             match status:
                 case b"ok":
-                    return _decide(policy, request, snapshot, int(places[index]))
+                    place = int(places[index])
+                    return decide(policy, request, snapshot, place=place, booked_s=time.time())
                 case b"moved":
                     rescores += 1
                 case b"lost":
                     book.registered = False
-                case _ if product or len(places) == 1:
+                case b"gone" if product or len(places) == 1:
                     raise NoEligibleInstance("Every candidate has just gone away. Try again.")
-                case _:  # the one choice has gone
+                case b"gone":  # the one choice
                     others = np.delete(np.arange(len(snapshot.slot)), places[0])
                     snapshot = take(snapshot, others)
+                case _:
+                    raise AssertionError(status)
 
     def prefilled(self, booking: Booking) -> None:
         """The first token has come: its prefill tokens are no longer queued. Idempotent."""
@@ -167,10 +171,6 @@ class Ledger:
         if entry is not None and entry.in_redis:
             self._note(book, "release", booking.sequence)
 
-    def in_flight(self) -> int:
-        """Requests in this router's books, over all fleets."""
-        return sum(len(book.entries) for book in self._books.values())
-
     def settled(self) -> bool:
         """Whether Redis has been told everything."""
         return not self._notes and not any(book.needs_sync for book in self._books.values())
@@ -184,7 +184,7 @@ class Ledger:
                 self._wake.clear()
                 try:
                     await self._tend()
-                except WEATHER as error:
+                except REDIS_WEATHER as error:
                     telemetry.LEDGER_ERRORS.inc()
                     log.warning("ledger_unavailable", error=repr(error), notes=len(self._notes))
                     for book in self._books.values():
@@ -210,17 +210,12 @@ class Ledger:
 
     async def _send_notes(self) -> None:
         batch = [self._notes[i] for i in range(min(len(self._notes), NOTES_PER_SEND_MAX))]
-        commands = [
-            _NOTES[kind](book.fleet.fleet_id, book.router_id, sequence).command()
+        calls = [
+            _NOTES[kind](book.fleet.fleet_id, book.router_id, sequence)
             for book, kind, sequence in batch
         ]
         async with asyncio.timeout(self._deadline_s):
-            try:
-                replies = await self._link.execute(commands)
-            except ResponseError as error:
-                if functions.is_missing(error):
-                    await functions.load(self._link)
-                raise
+            replies = await functions.run_all(self._link.execute, self._link, calls)
         # Notes leave the queue only now: a failed batch is sent again, and each may be taken twice.
         for (book, kind, _), reply in zip(batch, replies, strict=True):
             self._notes.popleft()
@@ -278,7 +273,7 @@ class Ledger:
 
     async def _leave(self) -> None:
         """Give everything back, so that nobody has to wait for the lease to end."""
-        with contextlib.suppress(*WEATHER):
+        with contextlib.suppress(*REDIS_WEATHER):
             async with asyncio.timeout(SHUTDOWN_S):
                 for book in self._books.values():
                     if book.registered:
@@ -310,24 +305,6 @@ class Ledger:
     def _take_sequence(self) -> int:
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
         return sequence
-
-
-def _choose_alone(
-    book: Book, policy: Policy, request: RequestView, snapshot: FleetSnapshot
-) -> Decision:
-    snapshot = book.as_counters(snapshot)
-    place = int(rank(policy(request, snapshot), request, snapshot, 1)[0])
-    return _decide(policy, request, snapshot, place)
-
-
-def _decide(policy: Policy, request: RequestView, snapshot: FleetSnapshot, place: int) -> Decision:
-    return Decision(
-        policy=policy.name,
-        snapshot=snapshot,
-        scores=policy(request, snapshot),
-        index=place,
-        snapshot_age_s=time.time() - snapshot.taken_s,
-    )
 
 
 def _candidates(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:

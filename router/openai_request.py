@@ -22,13 +22,9 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from indexer.contract.block_hash import pack_tokens
+from router import headers as names
 from router.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
 from router.errors import RequestInvalid
-
-REQUEST_ID_HEADER: Final = "x-request-id"
-POLICY_HEADER: Final = "x-timestable-policy"
-EXPLAIN_HEADER: Final = "x-timestable-explain"
-SESSION_HEADER: Final = "x-session-id"
 
 PROMPTS_MAX: Final = 1024
 """Prompts in one request; each is tokenized and counted."""
@@ -41,7 +37,7 @@ _SESSION: Final = re.compile(r"[\x20-\x7e]{1,256}")
 
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's request id when it is printable and at most 128 characters, else a new one."""
-    given = headers.get(REQUEST_ID_HEADER, "")
+    given = headers.get(names.REQUEST_ID, "")
     return given if _PRINTABLE.fullmatch(given) else uuid.uuid4().hex
 
 
@@ -73,7 +69,7 @@ def parse(
             prompt = _completion_prompt(fields.get("prompt"), checked.add_special_tokens)
     except ValidationError as error:
         raise _as_invalid(error) from None
-    session = headers.get(SESSION_HEADER, "")
+    session = headers.get(names.SESSION, "")
     return ApiCall(
         endpoint=endpoint,
         body=body,
@@ -88,8 +84,8 @@ def parse(
         output_tokens_max=checked.max_completion_tokens or checked.max_tokens,
         truncate_prompt_tokens=checked.truncate_prompt_tokens,
         session_id=session if _SESSION.fullmatch(session) else None,
-        policy=headers.get(POLICY_HEADER),
-        explain=headers.get(EXPLAIN_HEADER, "").lower() in {"1", "true"},
+        policy=headers.get(names.POLICY),
+        explain=headers.get(names.EXPLAIN, "").lower() in {"1", "true"},
     )
 
 

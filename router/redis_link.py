@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import hiredis
@@ -19,6 +19,8 @@ import redis.asyncio
 import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
+
+from indexer.contract.functions import REDIS_WEATHER, Command
 
 log = structlog.get_logger()
 
@@ -29,12 +31,6 @@ STALL_S: Final = 5.0
 
 WAITING_MAX: Final = 65_536
 """Commands without an answer; beyond, Redis counts as gone."""
-
-WEATHER: Final = (RedisError, OSError, TimeoutError)
-"""What a Redis that is gone, slow or restarting looks like to a caller."""
-
-Part = bytes | str | float
-Command = Sequence[Part]
 
 
 class RedisLink:
@@ -58,7 +54,7 @@ class RedisLink:
         self._up = asyncio.Event()
         self._tried = asyncio.Event()
 
-    async def execute_command(self, *command: Part) -> Any:
+    async def execute_command(self, *command: bytes | str | float) -> Any:
         """One command, one answer.
 
         Raises:
@@ -103,7 +99,7 @@ class RedisLink:
             while True:
                 try:
                     await self._serve()
-                except* (RedisError, OSError, TimeoutError) as group:
+                except* REDIS_WEATHER as group:
                     log.warning("redis_link_broken", error=repr(group.exceptions[0]))
                 finally:
                     self._up.clear()

@@ -10,12 +10,14 @@ from typing import Final, Protocol
 from indexer.contract import block_hash
 from indexer.contract.block_hash import TOKEN_BYTES
 from indexer.contract.limits import BLOCKS_PER_LOOKUP_MAX
+from router import headers as names
 from router import telemetry
 from router.admission import Admission, Ticket
 from router.api_call import ApiCall, ChatPrompt
-from router.choose import rank
-from router.eligibility import without
+from router.decide import decide
+from router.eligibility import Sighting, eligible_snapshot, without
 from router.errors import (
+    DegradedCause,
     DropReason,
     IndexUnavailable,
     ModelUnknown,
@@ -25,7 +27,7 @@ from router.errors import (
     TokensUnknown,
     UpstreamFailed,
 )
-from router.index_client import READY_AGE_S, IndexClient, ServedModel
+from router.index_client import INDEX_SILENCE_MAX_S, IndexClient, ServedModel
 from router.ledger import Ledger
 from router.policies.base import Policy
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
@@ -130,8 +132,8 @@ class Router:
             with self._admission.enter() as ticket:  # 1 bounded, else Overloaded
                 call = await exchange.receive(ticket)
                 record.received_s = time.monotonic()
-                question = await self._look(call, record)  # 2 - 4
-                await self._dispatch(question, exchange, record)  # 5 - 8
+                question = await self._prepare(call, record)  # 2 - 5
+                await self._dispatch(question, exchange, record)  # 6 - 9
             record.outcome = "completed"
         except RouterError as error:
             record.outcome = error.reason
@@ -152,19 +154,11 @@ class Router:
         """
         with self._admission.enter() as ticket:
             call = await exchange.receive(ticket)
-            question = await self._look(call, record)
-        view, snapshot = question.view, question.snapshot
-        scores = question.policy(view, snapshot)
-        return Decision(
-            policy=question.policy.name,
-            snapshot=snapshot,
-            scores=scores,
-            index=int(rank(scores, view, snapshot, 1)[0]),
-            snapshot_age_s=time.time() - snapshot.taken_s,
-        )
+            question = await self._prepare(call, record)
+        return decide(question.policy, question.view, question.snapshot)
 
-    async def _look(self, call: ApiCall, record: RequestRecord) -> Question:
-        """Steps 2 to 4: what the decision rests on."""
+    async def _prepare(self, call: ApiCall, record: RequestRecord) -> Question:
+        """Steps 2 to 5: what the decision rests on."""
         policy = self._policy(call)
         record.model, record.stream, record.policy = call.model, call.stream, policy.name
         record.prompts_count = call.prompts_count
@@ -177,9 +171,8 @@ class Router:
         record.prompt_tokens = prompt.prompt_tokens
         _refuse_too_long(prompt, served, call)
         hashes = _hashes(prompt, served, call)  # 3 token ids -> block hashes
-        snapshot = await self._index.snapshot(served, hashes, prompt.prompt_tokens)  # 4 one lookup
-        if snapshot.degraded:
-            record.degraded, record.degraded_cause = True, "index"
+        sighting = await self._look(served, hashes, record)  # 4 one lookup, one read
+        snapshot = eligible_snapshot(sighting, prompt.prompt_tokens)  # 5 alive, awake, staying
         view = RequestView(
             request_id=call.request_id,
             sequence=next(self._sequence),
@@ -193,7 +186,7 @@ class Router:
         served = await self._index.find(model)
         if served is not None:
             return served
-        if self._index.heard_age_s() > READY_AGE_S:
+        if self._index.heard_age_s() > INDEX_SILENCE_MAX_S:
             raise IndexUnavailable(
                 f"The index (Redis) does not answer, so nobody knows who serves `{model}`. "
                 "Try again later."
@@ -208,23 +201,38 @@ class Router:
         try:
             return await self._tokenizer.encode(served, call)
         except TokensUnknown as error:  # without ids there are no hits, but there is an answer
-            telemetry.DEGRADED.labels(cause=error.reason).inc()
-            record.degraded, record.degraded_cause = True, error.reason
+            _degrade(record, error.cause)
             return estimate(call)
+
+    async def _look(self, served: ServedModel, hashes: bytes, record: RequestRecord) -> Sighting:
+        try:
+            return await self._index.look(served, hashes)
+        except IndexUnavailable:  # the last known fleet will do, if there is one
+            sighting = self._index.last_sighting(served)
+            _degrade(record, DegradedCause.INDEX_UNAVAILABLE)
+            return sighting
+
+    async def _reserve(
+        self, question: Question, snapshot: FleetSnapshot, record: RequestRecord
+    ) -> tuple[Decision, Booking]:
+        if not snapshot.degraded:
+            try:
+                return await self._ledger.reserve(question.policy, question.view, snapshot)
+            except IndexUnavailable:  # Redis learns of it later
+                _degrade(record, DegradedCause.LEDGER_UNAVAILABLE)
+        return self._ledger.reserve_alone(question.policy, question.view, snapshot)
 
     async def _dispatch(
         self, question: Question, exchange: Exchange, record: RequestRecord
     ) -> None:
-        """Steps 5 to 8, on another instance as long as nothing has reached the client."""
+        """Steps 6 to 9, on another instance as long as nothing has reached the client."""
         call, snapshot = question.call, question.snapshot
         for retries_left in range(self._retries_max, -1, -1):
             last = retries_left == 0 or len(snapshot.instances) == 1
-            decision, booking = await self._ledger.reserve(  # 5 - 7 eligible, scored, booked
-                question.policy, question.view, snapshot
-            )
+            decision, booking = await self._reserve(question, snapshot, record)  # 6, 7 score, book
             _note_decision(decision, record)
             try:
-                await self._attempt(call, decision, booking, exchange, record, last=last)  # 8
+                await self._attempt(call, decision, booking, exchange, record, last=last)  # 8, 9
             except UpstreamFailed as error:
                 if last or not error.retryable:
                     raise
@@ -246,7 +254,7 @@ class Router:
         *,
         last: bool,
     ) -> None:
-        """Step 8 on one instance."""
+        """Steps 8 and 9 on one instance."""
         async with self._upstream.open(decision.instance, call) as answer:
             if answer.status in RETRIED_STATUSES and not last:
                 raise UpstreamFailed(
@@ -276,15 +284,15 @@ class Router:
             return self._policies[self._default_policy]
         if not self._allow_policy_override:
             raise RequestInvalid(
-                "x-timestable-policy: this router takes no policy from requests; leave the header "
+                f"{names.POLICY}: this router takes no policy from requests; leave the header "
                 "out, or start the router with --allow_policy_override true.",
-                param="x-timestable-policy",
+                param=names.POLICY,
             )
         if name not in self._policies:
             known = ", ".join(sorted(self._policies))
             raise RequestInvalid(
-                f"x-timestable-policy: unknown policy `{name}`; known policies: {known}.",
-                param="x-timestable-policy",
+                f"{names.POLICY}: unknown policy `{name}`; known policies: {known}.",
+                param=names.POLICY,
             )
         return self._policies[name]
 
@@ -321,5 +329,9 @@ def _note_decision(decision: Decision, record: RequestRecord) -> None:
     record.queued_prefill_tokens = decision.queued_prefill_tokens
     record.batch_size = decision.batch_size
     record.score = decision.score
-    if decision.degraded and not record.degraded:
-        record.degraded, record.degraded_cause = True, "index"
+
+
+def _degrade(record: RequestRecord, cause: DegradedCause) -> None:
+    """A decision goes on without something; counted here and nowhere else."""
+    telemetry.DEGRADED.labels(cause=cause).inc()
+    record.degraded, record.degraded_cause = True, record.degraded_cause or cause

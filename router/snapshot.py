@@ -88,14 +88,14 @@ class Decision:
         snapshot: what it saw, with the counters of the moment of booking.
         scores: its score of every instance of the snapshot; lower is better.
         index: place of the chosen instance in the snapshot.
-        snapshot_age_s: age of the snapshot when the request was booked.
+        booked_s: wall clock of the booking; None when nothing is booked.
     """
 
     policy: str
     snapshot: FleetSnapshot
     scores: Scores
     index: int
-    snapshot_age_s: float
+    booked_s: float | None = None
 
     @property
     def instance(self) -> InstanceRecord:
@@ -141,6 +141,11 @@ class Decision:
     def decided_s(self) -> float:
         """Wall clock of the router when the index was asked."""
         return self.snapshot.taken_s
+
+    @property
+    def snapshot_age_s(self) -> float | None:
+        """Age of the snapshot when the request was booked."""
+        return None if self.booked_s is None else self.booked_s - self.snapshot.taken_s
 
     @property
     def degraded(self) -> bool:

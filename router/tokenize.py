@@ -20,7 +20,7 @@ from indexer.contract.block_hash import TOKEN_BYTES, pack_tokens
 from router import telemetry
 from router.api_call import ApiCall, ChatPrompt, TextPrompt, TokenPrompt
 from router.chat_template import conversation, iterates_parts
-from router.errors import DropReason, TokensUnknown
+from router.errors import DegradedCause, TokensUnknown
 from router.index_client import ServedModel
 
 log = structlog.get_logger()
@@ -99,7 +99,7 @@ class ModelTokenizers:
                 packed = await loop.run_in_executor(self._pool, loaded.encode, prompt)
         except TimeoutError:
             raise TokensUnknown(
-                DropReason.TOKENIZER_SLOW, f"tokenizing took longer than {self._deadline_s:g} s"
+                DegradedCause.TOKENIZER_SLOW, f"tokenizing took longer than {self._deadline_s:g} s"
             ) from None
         telemetry.TOKENIZER_SECONDS.observe(time.monotonic() - started_s)
         return _encoded(packed, call, served)
@@ -148,7 +148,7 @@ class ModelTokenizers:
         load = self._load(served)
         await load.done.wait()
         if load.tokenizer is None:
-            raise TokensUnknown(DropReason.TOKENIZER_UNAVAILABLE, load.problem)
+            raise TokensUnknown(DegradedCause.TOKENIZER_UNAVAILABLE, load.problem)
         return load.tokenizer
 
 
@@ -265,7 +265,9 @@ class LoadedTokenizer:
         """The text that the model's template makes of a conversation."""
         if prompt.chat_template is not None:
             # Rendering a stranger's template could occupy a thread for ever.
-            raise TokensUnknown(DropReason.TEMPLATE_FAILED, "the request brings its own template")
+            raise TokensUnknown(
+                DegradedCause.TEMPLATE_FAILED, "the request brings its own template"
+            )
         arguments = prompt.template_kwargs | {
             "add_generation_prompt": prompt.add_generation_prompt,
             "continue_final_message": prompt.continue_final_message,
@@ -281,5 +283,5 @@ class LoadedTokenizer:
                 **arguments,
             )
         except Exception as error:  # templates raise what they like
-            raise TokensUnknown(DropReason.TEMPLATE_FAILED, str(error)) from error
+            raise TokensUnknown(DegradedCause.TEMPLATE_FAILED, str(error)) from error
         return str(text)

@@ -19,11 +19,11 @@ from aiohttp.payload import Payload
 from yarl import URL
 
 from indexer.contract.records import InstanceRecord
+from router import headers as names
 from router.api_call import ApiCall
 from router.errors import ClientGone, UpstreamFailed
 
 EVENT_STREAM: Final = "text/event-stream"
-RANK_HEADER: Final = "X-data-parallel-rank"
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -42,10 +42,10 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     "content-length",
     "expect",
     "host",
-    "x-data-parallel-rank",
-    "x-request-id",
-    "x-timestable-explain",
-    "x-timestable-policy",
+    names.RANK,
+    names.REQUEST_ID,
+    names.EXPLAIN,
+    names.POLICY,
 }
 
 TAIL_CHUNKS: Final = 4
@@ -231,9 +231,9 @@ class Upstream:
         """Dispatch; again where a kept-alive connection turns out to be closed already."""
         assert self._session is not None
         headers = _end_to_end(call.headers, _NOT_FORWARDED)
-        headers.append(("X-Request-Id", call.request_id))
+        headers.append((names.REQUEST_ID, call.request_id))
         if instance.data_parallel_rank is not None:
-            headers.append((RANK_HEADER, str(instance.data_parallel_rank)))
+            headers.append((names.RANK, str(instance.data_parallel_rank)))
         url = _url(instance.url, call.endpoint)
         stale = 0
         while True:

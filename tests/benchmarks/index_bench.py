@@ -36,6 +36,7 @@ from indexer.contract.limits import (
     SLOTS_PER_PARTITION_MAX,
 )
 from indexer.contract.records import FleetRecord, InstanceRecord
+from router.eligibility import eligible_snapshot
 from router.index_client import IndexClient
 from router.ledger import Ledger
 from router.policies import policy_by_name
@@ -225,7 +226,7 @@ async def decisions(
         assert served is not None
         prompt = tokens[n % len(tokens)]
         hashes = block_hash.chain(root, block_hash.pack_tokens(prompt), 16)
-        snapshot = await index.snapshot(served, hashes, len(prompt))
+        snapshot = eligible_snapshot(await index.look(served, hashes), len(prompt))
         view = RequestView(request_id=str(n), sequence=n, prompt_tokens=len(prompt))
         decision, booking = await ledger.reserve(policy, view, snapshot)
         took.append(time.perf_counter() - start)

@@ -10,6 +10,7 @@ from builders import make_instance
 from fleets import chain, found_fleet, report, store, until
 
 from indexer.contract import functions
+from router.eligibility import eligible_snapshot
 from router.errors import IndexUnavailable, NoEligibleInstance
 from router.index_client import IndexClient
 from router.redis_link import RedisLink
@@ -39,7 +40,7 @@ async def test_a_snapshot_shows_hits_and_counters(redis_client, redis_socket) ->
     async with index_client(redis_socket) as index:
         served = await index.find("m")
         assert served is not None
-        snapshot = await index.snapshot(served, b"".join(hashes), len(PROMPT))
+        snapshot = eligible_snapshot(await index.look(served, b"".join(hashes)), len(PROMPT))
     assert snapshot.hit_tokens.tolist() == [0, 64]
     assert snapshot.batch_size.tolist() == [0, 5]
     assert not snapshot.degraded
@@ -54,7 +55,7 @@ async def test_partitions_are_asked_together(redis_client, redis_socket) -> None
     async with index_client(redis_socket) as index:
         served = await index.find("m")
         assert served is not None
-        snapshot = await index.snapshot(served, b"".join(hashes), len(PROMPT))
+        snapshot = eligible_snapshot(await index.look(served, b"".join(hashes)), len(PROMPT))
     assert dict(zip(snapshot.slot.tolist(), snapshot.hit_tokens.tolist(), strict=True)) == {
         0: 0,
         1: 96,
@@ -72,10 +73,10 @@ async def test_an_instance_that_joins_is_seen_by_the_next_request(
         assert served is not None
         record = make_instance("late")
         await functions.run(redis_client, functions.join(fleet.fleet_id, record.encode()))
-        snapshot = await index.snapshot(served, b"", 10)
+        snapshot = eligible_snapshot(await index.look(served, b""), 10)
         assert [r.instance_id for r in snapshot.instances] == ["a", "late"]
         await functions.run(redis_client, functions.close(fleet.fleet_id, 0, 1, -1))
-        snapshot = await index.snapshot(served, b"", 10)
+        snapshot = eligible_snapshot(await index.look(served, b""), 10)
         assert [r.instance_id for r in snapshot.instances] == ["late"]
 
 
@@ -109,7 +110,7 @@ async def test_an_unknown_model_is_looked_for_once(redis_client, redis_socket) -
 
 
 async def test_a_silent_redis_leaves_the_last_fleet(redis_client, redis_socket) -> None:
-    """Past the deadline the decision is degraded, and normal again when Redis answers."""
+    """Past the deadline it says so and the last fleet is at hand; then Redis answers again."""
     fleet = await found_fleet(redis_client)
     hashes = chain(fleet, PROMPT)
     await store(redis_client, fleet, 0, hashes)
@@ -117,11 +118,15 @@ async def test_a_silent_redis_leaves_the_last_fleet(redis_client, redis_socket) 
         served = await index.find("m")
         assert served is not None
         await redis_client.execute_command("CLIENT", "PAUSE", 800, "ALL")
-        snapshot = await index.snapshot(served, b"".join(hashes), len(PROMPT))
+        with pytest.raises(IndexUnavailable):
+            await index.look(served, b"".join(hashes))
+        snapshot = eligible_snapshot(index.last_sighting(served), len(PROMPT))
         assert (snapshot.degraded, snapshot.hit_tokens.tolist()) == (True, [0, 0])
 
         async def recovered() -> bool:
-            return not (await index.snapshot(served, b"".join(hashes), len(PROMPT))).degraded
+            with contextlib.suppress(IndexUnavailable):
+                return bool((await index.look(served, b"".join(hashes))).depth_blocks[0])
+            return False
 
         await until(recovered, "an undegraded snapshot")
 
@@ -133,7 +138,7 @@ async def test_a_library_that_was_lost_is_loaded_again(redis_client, redis_socke
         served = await index.find("m")
         assert served is not None
         await redis_client.execute_command("FUNCTION", "FLUSH")
-        snapshot = await index.snapshot(served, b"x" * 80, 100)
+        snapshot = eligible_snapshot(await index.look(served, b"x" * 80), 100)
         assert not snapshot.degraded
 
 
@@ -145,9 +150,9 @@ async def test_dead_instances_are_not_a_fleet(redis_client, redis_socket) -> Non
         assert served is not None
         await functions.run(redis_client, functions.close(fleet.fleet_id, 0, 1, -1))
         with pytest.raises(NoEligibleInstance):
-            await index.snapshot(served, b"", 10)
+            eligible_snapshot(await index.look(served, b""), 10)
         view = await index.fleet_view()
-    assert view["fleets"][0]["instances"][0]["state"] == ["USED", "CLOSING"]
+    assert view["fleets"][0]["instances"][0]["flags"] == ["USED", "CLOSING"]
 
 
 async def test_a_router_without_any_redis_says_so(tmp_path: Path) -> None:
@@ -155,7 +160,7 @@ async def test_a_router_without_any_redis_says_so(tmp_path: Path) -> None:
     async with index_client(tmp_path / "nobody.sock") as index:
         assert await index.find("m") is None
         assert (await index.fleet_view())["fresh"] is False
-        assert index.not_ready_reason() == "Redis has not answered and no fleet is known"
+        assert index.not_ready_reason() == "Redis has not answered yet"
 
 
 async def test_a_fleet_never_read_cannot_be_decided_on(redis_client, redis_socket) -> None:
@@ -166,4 +171,6 @@ async def test_a_fleet_never_read_cannot_be_decided_on(redis_client, redis_socke
         assert served is not None
     async with index_client(redis_socket.parent / "nobody.sock") as other:
         with pytest.raises(IndexUnavailable):
-            await other.snapshot(served, b"", 10)
+            await other.look(served, b"")
+        with pytest.raises(IndexUnavailable):
+            other.last_sighting(served)

@@ -13,7 +13,8 @@ from fleets import chain, found_fleet, reserved, store, until
 
 from indexer.contract import functions, keys
 from indexer.contract.records import FleetRecord
-from router.errors import NoEligibleInstance
+from router.eligibility import eligible_snapshot
+from router.errors import IndexUnavailable, NoEligibleInstance
 from router.index_client import IndexClient
 from router.ledger import Ledger
 from router.policies import POLICIES
@@ -42,11 +43,17 @@ class Router:
         served = await self.index.find("m")
         assert served is not None
         hashes = b"".join(chain(served.fleet, PROMPT))
-        snapshot = await self.index.snapshot(served, hashes, len(PROMPT))
+        try:
+            sighting = await self.index.look(served, hashes)
+        except IndexUnavailable:
+            sighting = self.index.last_sighting(served)
+        snapshot = eligible_snapshot(sighting, len(PROMPT))
         self.count += 1
         request = make_request(
             len(PROMPT), request_id=request_id or f"{id(self)}-{self.count}", sequence=self.count
         )
+        if snapshot.degraded:
+            return self.ledger.reserve_alone(POLICIES[policy], request, snapshot)
         return await self.ledger.reserve(POLICIES[policy], request, snapshot)
 
 
@@ -233,7 +240,7 @@ async def test_no_candidate_left_is_said(redis_client, redis_socket, fleet) -> N
         await router.index.refresh()
         served = await router.index.find("m")
         assert served is not None
-        snapshot = await router.index.snapshot(served, b"", 10)
+        snapshot = eligible_snapshot(await router.index.look(served, b""), 10)
         for slot in (0, 1):
             await functions.run(redis_client, functions.close(fleet.fleet_id, slot, 1, -1))
         for policy in ("lmetric", "round_robin"):

@@ -6,7 +6,7 @@ from builders import make_request, make_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.choose import rank
+from router.decide import rank
 from router.eligibility import take
 from router.policies import POLICIES
 from router.policies.lmetric import LMetric

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
-from router.eligibility import Roster, assemble, without
+from router.eligibility import Roster, Sighting, eligible_snapshot, without
 from router.errors import NoEligibleInstance
 from router.snapshot import FleetSnapshot
 
@@ -33,15 +33,15 @@ def snapshot(
     }
     depths = np.zeros(256, np.int64)
     depths[: len(rows)] = depth_blocks or [0] * len(rows)
-    return assemble(
-        make_fleet_record(),
-        Roster.of(records),
-        FleetCounters(now_s=NOW_S, membership=1, epoch=7, slots=slots),
-        depths,
-        prompt_tokens=prompt_tokens,
+    sighting = Sighting(
+        fleet=make_fleet_record(),
+        roster=Roster.of(records),
+        counters=FleetCounters(now_s=NOW_S, membership=1, epoch=7, slots=slots),
+        depth_blocks=depths,
         taken_s=0.0,
         degraded=degraded,
     )
+    return eligible_snapshot(sighting, prompt_tokens)
 
 
 def ids(fleet: FleetSnapshot) -> list[str]:
@@ -146,15 +146,14 @@ def test_an_instance_beyond_the_counters_is_not_there_yet() -> None:
     roster = Roster.of({0: make_instance("a"), 9: make_instance("b")})
     slots = np.zeros(1, COUNTERS_RECORD)
     slots[0] = (1, 1, *[0] * 7, [0] * 3, NOW_S + 1, 0.0)
-    fleet = assemble(
-        make_fleet_record(),
-        roster,
-        FleetCounters(now_s=NOW_S, membership=1, epoch=7, slots=slots),
-        np.zeros(256, np.int64),
-        prompt_tokens=10,
+    sighting = Sighting(
+        fleet=make_fleet_record(),
+        roster=roster,
+        counters=FleetCounters(now_s=NOW_S, membership=1, epoch=7, slots=slots),
+        depth_blocks=np.zeros(256, np.int64),
         taken_s=0.0,
     )
-    assert ids(fleet) == ["a"]
+    assert ids(eligible_snapshot(sighting, 10)) == ["a"]
 
 
 def test_without_leaves_the_failed_out() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from builders import make_request, make_snapshot
 
-from router.choose import rank
+from router.decide import rank
 from router.policies import POLICIES, policy_by_name
 
 # Three instances, a prompt of 100 tokens:

@@ -6,16 +6,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
-from builders import make_fleet_record, make_instance, make_snapshot
+from builders import make_fleet_record, make_instance
 
 from indexer.contract import block_hash
-from indexer.contract.records import InstanceRecord
+from indexer.contract.records import COUNTERS_RECORD, FleetCounters, InstanceRecord, SlotFlag
 from router.admission import Admission, Ticket
 from router.api_call import ApiCall, Endpoint, TokenPrompt
-from router.choose import rank
-from router.eligibility import Roster
+from router.decide import decide
+from router.eligibility import Roster, Sighting
 from router.errors import (
+    DegradedCause,
     DropReason,
     IndexUnavailable,
     ModelUnknown,
@@ -29,7 +31,7 @@ from router.index_client import ServedModel
 from router.policies import POLICIES
 from router.route import Router
 from router.snapshot import Booking, Decision
-from router.telemetry import RequestRecord
+from router.telemetry import DEGRADED, RequestRecord
 from router.tokenize import EncodedPrompt
 from router.upstream import Answer
 
@@ -69,7 +71,10 @@ class FakeParts:
     token_error: TokensUnknown | None = None
     known: tuple[str, ...] = ("m",)
     asked: list[str] = field(default_factory=list)
-    lookups: list[tuple[bytes, int]] = field(default_factory=list)
+    redis_away: bool = False
+    ledger_away: bool = False
+    lookups: list[bytes] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
     booked: list[Booking] = field(default_factory=list)
     prefilled_: list[Booking] = field(default_factory=list)
     released: list[Booking] = field(default_factory=list)
@@ -102,24 +107,44 @@ class FakeParts:
         """As given."""
         return self.heard_s
 
-    async def snapshot(self, _: ServedModel, hashes: bytes, prompt_tokens: int) -> Any:
-        """All idle, the first with one block."""
-        self.lookups.append((hashes, prompt_tokens))
-        hits = [16] + [0] * (len(self.names) - 1)
-        return make_snapshot(prompt_tokens, hit_tokens=hits, names=list(self.names))
+    async def look(self, served: ServedModel, hashes: bytes) -> Sighting:
+        """All idle, the first with one block; or fail as told."""
+        self.lookups.append(hashes)
+        if self.redis_away:
+            raise IndexUnavailable("away")
+        return self.sighting(served, [1] + [0] * (len(self.names) - 1), degraded=False)
+
+    def last_sighting(self, served: ServedModel) -> Sighting:
+        """All idle, without hits."""
+        return self.sighting(served, [0] * len(self.names), degraded=True)
+
+    def sighting(self, served: ServedModel, depths: list[int], *, degraded: bool) -> Sighting:
+        """These instances in slots 0, 1, ...; alive."""
+        slots = np.zeros(len(self.names), COUNTERS_RECORD)
+        slots["flags"], slots["lease_until_s"] = SlotFlag.USED, 1.0
+        return Sighting(
+            fleet=served.fleet,
+            roster=Roster.of({i: make_instance(name) for i, name in enumerate(self.names)}),
+            counters=FleetCounters(now_s=0.0, membership=1, epoch=7, slots=slots),
+            depth_blocks=np.array(depths, np.int64),
+            taken_s=0.0,
+            degraded=degraded,
+        )
 
     # -- Ledger
 
     async def reserve(self, policy: Any, request: Any, snapshot: Any) -> tuple[Decision, Booking]:
+        """The best of the snapshot; or fail as told."""
+        if self.ledger_away:
+            raise IndexUnavailable("away")
+        return self.reserve_alone(policy, request, snapshot)
+
+    def reserve_alone(self, policy: Any, request: Any, snapshot: Any) -> tuple[Decision, Booking]:
         """The best of the snapshot."""
-        scores = policy(request, snapshot)
-        index = int(rank(scores, request, snapshot, 1)[0])
+        self.prompt_tokens.append(request.prompt_tokens)
         booking = Booking(fleet=snapshot.fleet, sequence=len(self.booked))
         self.booked.append(booking)
-        decision = Decision(
-            policy=policy.name, snapshot=snapshot, scores=scores, index=index, snapshot_age_s=0.0
-        )
-        return decision, booking
+        return decide(policy, request, snapshot, booked_s=0.0), booking
 
     def prefilled(self, booking: Booking) -> None:
         """Note it."""
@@ -226,7 +251,7 @@ async def test_a_request_is_looked_up_sent_and_recorded() -> None:
     record = await parts.routed()
     root = block_hash.root(model_scope="m", block_size_tokens=16)
     hashes = block_hash.chain(root, block_hash.pack_tokens(IDS), 16)
-    assert parts.lookups == [(hashes, 100)]
+    assert (parts.lookups, parts.prompt_tokens) == ([hashes], [100])
     assert (parts.asked, parts.prefilled_) == (["a"], parts.booked)
     shown = (record.outcome, record.status, record.instance_id, record.hit_tokens)
     assert shown == ("completed", 200, "a", 16)
@@ -238,7 +263,7 @@ async def test_salt_and_adapter_are_in_the_root() -> None:
     parts = FakeParts(call=make_call(cache_salt="s"), adapter="lora")
     await parts.routed()
     root = block_hash.root(model_scope="m", block_size_tokens=16, adapter="lora", salt="s")
-    assert parts.lookups[0][0] == block_hash.chain(root, block_hash.pack_tokens(IDS), 16)
+    assert parts.lookups[0] == block_hash.chain(root, block_hash.pack_tokens(IDS), 16)
 
 
 async def test_several_prompts_are_looked_up_by_the_first() -> None:
@@ -246,7 +271,7 @@ async def test_several_prompts_are_looked_up_by_the_first() -> None:
     packed = block_hash.pack_tokens(IDS[:32]), block_hash.pack_tokens(IDS[:50])
     parts = FakeParts(call=make_call(prompt=TokenPrompt(packed=packed), prompts_count=2))
     record = await parts.routed()
-    assert [(len(hashes), tokens) for hashes, tokens in parts.lookups] == [(16, 82)]
+    assert ([len(hashes) for hashes in parts.lookups], parts.prompt_tokens) == ([16], [82])
     assert record.prompts_count == 2
 
 
@@ -317,21 +342,37 @@ async def test_whatever_ends_the_request_releases_it(defect: BaseException) -> N
 
 
 @pytest.mark.parametrize(
-    ("reason", "cause"),
+    "cause",
     [
-        (DropReason.TOKENIZER_UNAVAILABLE, "tokenizer-unavailable"),
-        (DropReason.TOKENIZER_SLOW, "tokenizer-slow"),
-        (DropReason.TEMPLATE_FAILED, "template-failed"),
+        DegradedCause.TOKENIZER_UNAVAILABLE,
+        DegradedCause.TOKENIZER_SLOW,
+        DegradedCause.TEMPLATE_FAILED,
     ],
 )
-async def test_without_token_ids_a_request_is_routed_without_hits(
-    reason: DropReason, cause: str
-) -> None:
+async def test_without_token_ids_a_request_is_routed_without_hits(cause: DegradedCause) -> None:
     """With a length from its body, counted as degraded, and answered."""
-    parts = FakeParts(token_error=TokensUnknown(reason, "no"))
+    parts = FakeParts(token_error=TokensUnknown(cause, "no"))
     record = await parts.routed()
-    assert parts.lookups == [(b"", 100)]
+    assert (parts.lookups, parts.prompt_tokens) == ([b""], [100])
     assert (record.outcome, record.degraded, record.degraded_cause) == ("completed", True, cause)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause", "hit_tokens"),
+    [
+        ({"redis_away": True}, DegradedCause.INDEX_UNAVAILABLE, 0),
+        ({"ledger_away": True}, DegradedCause.LEDGER_UNAVAILABLE, 16),
+    ],
+)
+async def test_without_redis_a_request_is_routed_by_what_is_known(
+    changes: dict[str, Any], cause: DegradedCause, hit_tokens: int
+) -> None:
+    """By the last known fleet, or by this router's own book; counted as degraded, and answered."""
+    before = DEGRADED.labels(cause=cause)._value.get()
+    record = await FakeParts(**changes).routed()
+    assert (record.outcome, record.degraded, record.degraded_cause) == ("completed", True, cause)
+    assert record.hit_tokens == hit_tokens
+    assert DEGRADED.labels(cause=cause)._value.get() == before + 1
 
 
 @pytest.mark.parametrize(

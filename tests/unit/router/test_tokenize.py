@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from indexer.contract.block_hash import pack_tokens
 from router.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
 from router.eligibility import Roster
-from router.errors import DropReason, TokensUnknown
+from router.errors import DegradedCause, TokensUnknown
 from router.index_client import ServedModel
 from router.tokenize import LoadedTokenizer, ModelTokenizers, estimate
 
@@ -135,11 +135,11 @@ async def test_token_ids_need_no_tokenizer(tokenizers: ModelTokenizers) -> None:
     assert (encoded.packed, encoded.prompt_tokens) == (packed, 2)
 
 
-async def unknown(tokenizers: ModelTokenizers, model: ServedModel, prompt: Prompt) -> DropReason:
+async def unknown(tokenizers: ModelTokenizers, model: ServedModel, prompt: Prompt) -> DegradedCause:
     """Why the token ids of a prompt are not to be had."""
     with pytest.raises(TokensUnknown) as caught:
         await tokenizers.encode(model, call(prompt))
-    return caught.value.reason
+    return caught.value.cause
 
 
 async def test_a_missing_tokenizer_says_so(tokenizers: ModelTokenizers) -> None:
@@ -147,7 +147,7 @@ async def test_a_missing_tokenizer_says_so(tokenizers: ModelTokenizers) -> None:
     model = served("/nonexistent/model")
     for _ in range(2):
         reason = await unknown(tokenizers, model, chat("user"))
-        assert reason is DropReason.TOKENIZER_UNAVAILABLE
+        assert reason is DegradedCause.TOKENIZER_UNAVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_a_template_that_fails_says_so(
     tokenizers: ModelTokenizers, root: str, prompt: ChatPrompt
 ) -> None:
     """The engine has the last word on the messages; a stranger's template is not rendered here."""
-    assert await unknown(tokenizers, served(root), prompt) is DropReason.TEMPLATE_FAILED
+    assert await unknown(tokenizers, served(root), prompt) is DegradedCause.TEMPLATE_FAILED
 
 
 async def test_a_slow_tokenizer_meets_its_deadline(root: str) -> None:
@@ -167,7 +167,7 @@ async def test_a_slow_tokenizer_meets_its_deadline(root: str) -> None:
     tokenizers._deadline_s = 0.05
     release = threading.Event()
     occupied = asyncio.get_running_loop().run_in_executor(tokenizers._pool, release.wait, 10)
-    assert await unknown(tokenizers, served(root), chat("user")) is DropReason.TOKENIZER_SLOW
+    assert await unknown(tokenizers, served(root), chat("user")) is DegradedCause.TOKENIZER_SLOW
     release.set()
     await occupied
     tokenizers.close()

@@ -1,10 +1,11 @@
-"""Scores -> order of preference. Pure: the same request and fleet always give the same order."""
+"""Request and snapshot -> decision. Pure: the same ones always give the same decision."""
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from router.snapshot import FleetSnapshot, RequestView, Scores
+from router.policies.base import Policy
+from router.snapshot import Decision, FleetSnapshot, RequestView, Scores
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -32,3 +33,29 @@ def rank(
     assert not np.isnan(scores).any(), scores
     keys = (lottery(request, fleet), fleet.batch_size, fleet.new_prefill_tokens, scores)
     return np.lexsort(keys)[:count]
+
+
+def decide(
+    policy: Policy,
+    request: RequestView,
+    snapshot: FleetSnapshot,
+    *,
+    place: int | None = None,
+    booked_s: float | None = None,
+) -> Decision:
+    """Choose an instance.
+
+    Args:
+        policy: scores the instances.
+        request: what is known of the request.
+        snapshot: what is known of the fleet.
+        place: the instance on which Redis has booked the request already, by the policy's own
+            formula and later counters; None: the best by the snapshot.
+        booked_s: wall clock of the booking; None when nothing is booked.
+    """
+    scores = policy(request, snapshot)
+    if place is None:
+        place = int(rank(scores, request, snapshot, 1)[0])
+    return Decision(
+        policy=policy.name, snapshot=snapshot, scores=scores, index=place, booked_s=booked_s
+    )

@@ -1,0 +1,27 @@
+"""Names of the headers that mean something to a router."""
+
+from typing import Final
+
+REQUEST_ID: Final = "x-request-id"
+"""Of the client, kept, or created here; sent to the instance and back."""
+
+SESSION: Final = "x-session-id"
+"""A hint of the client, passed on."""
+
+POLICY: Final = "x-timestable-policy"
+"""Asks for a policy, where the operator lets it."""
+
+EXPLAIN: Final = "x-timestable-explain"
+"""Asks for DECISION in the answer."""
+
+INSTANCE: Final = "x-timestable-instance"
+"""Answer: id of the chosen instance."""
+
+DECISION: Final = "x-timestable-decision"
+"""Answer: the decision as JSON."""
+
+REASON: Final = "x-timestable-reason"
+"""Answer: why there is none from an instance."""
+
+RANK: Final = "x-data-parallel-rank"
+"""To the instance: which of its ranks is meant; vLLM's name."""
