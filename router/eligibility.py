@@ -13,6 +13,10 @@ from router.errors import NoEligibleInstance
 from router.snapshot import Column, FleetSnapshot
 
 
+_ELIGIBLE_FLAGS = int(SlotFlag.USED)
+"""And no other: closing, draining and asleep are not eligible."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
     """Instances that serve one model, in columns; changes only when membership does.
@@ -77,9 +81,10 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
     """
     assert prompt_tokens > 0, prompt_tokens
     fleet, roster, counters = sighting.fleet, sighting.roster, sighting.counters
-    within = roster.slot < len(counters.slots)
-    rows = counters.slots[np.where(within, roster.slot, 0)]
-    usable = within & (rows["flags"] == SlotFlag.USED)
+    # Records and counters are read one after the other: the later may know slots the other does not.
+    seen = int(np.searchsorted(roster.slot, len(counters.slots)))
+    rows = counters.slots.take(roster.slot[:seen])
+    usable = rows["flags"] == _ELIGIBLE_FLAGS
     if not sighting.degraded:
         usable &= rows["lease_until_s"] >= counters.now_s
     keep = np.flatnonzero(usable)
@@ -88,17 +93,17 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
             f"No instance of `{fleet.model_scope}` can take a request now: "
             f"{len(roster.instances)} known, none alive, awake and not draining. Try again later."
         )
-    all_kept = keep.size == len(roster.instances)
-    rows = rows if all_kept else rows[keep]
+    instances = roster.instances
+    if keep.size < len(instances):
+        rows, instances = rows.take(keep), tuple(instances[i] for i in keep.tolist())
     slot = roster.slot[keep]
     reusable = np.minimum(sighting.depth_blocks[slot] * fleet.block_size_tokens, prompt_tokens - 1)
     hit_tokens = reusable - reusable % roster.block_size_tokens[keep]
-    published_s = rows["published_s"]
+    counters_age_s = counters.now_s - rows["published_s"]
+    counters_age_s[rows["published_s"] == 0] = np.inf
     return FleetSnapshot(
         fleet=fleet,
-        instances=roster.instances
-        if all_kept
-        else tuple(roster.instances[i] for i in keep.tolist()),
+        instances=instances,
         identity=roster.identity[keep],
         slot=slot,
         generation=rows["generation"].astype(np.int64),
@@ -109,7 +114,7 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
         running_count=rows["running_count"].astype(np.int64),
         waiting_count=rows["waiting_count"].astype(np.int64),
         kv_usage_ratio=rows["kv_usage_millionths"] / 1e6,
-        counters_age_s=np.where(published_s > 0, counters.now_s - published_s, np.inf),
+        counters_age_s=counters_age_s,
         taken_s=sighting.taken_s,
         degraded=sighting.degraded,
     )
