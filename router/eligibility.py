@@ -12,7 +12,6 @@ from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord,
 from router.errors import NoEligibleInstance
 from router.snapshot import Column, FleetSnapshot
 
-
 _ELIGIBLE_FLAGS = int(SlotFlag.USED)
 """And no other: closing, draining and asleep are not eligible."""
 
@@ -81,7 +80,7 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
     """
     assert prompt_tokens > 0, prompt_tokens
     fleet, roster, counters = sighting.fleet, sighting.roster, sighting.counters
-    # Records and counters are read one after the other: the later may know slots the other does not.
+    # Records and counters are read one after the other: the later may know more slots.
     seen = int(np.searchsorted(roster.slot, len(counters.slots)))
     rows = counters.slots.take(roster.slot[:seen])
     usable = rows["flags"] == _ELIGIBLE_FLAGS
