@@ -39,6 +39,7 @@ check: $(DEV)  ## format, lint, types, import directions, spelling
 
 bench: $(DEV)  ## measure; writes build/bench/summary.json
 	$(BIN)/python tests/benchmarks/index_bench.py $(BENCH_ARGS)
+	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
 
 compose-check: $(RUNTIME)  ## prove deploy/compose.yaml with a Docker engine (skipped without one)
 	@$(BIN)/python -m deploy.compose_check

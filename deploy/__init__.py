@@ -1,1 +1,1 @@
-"""Runs fleets: the local one (`deploy.local`), the demo, the containers."""
+"""Runs fleets: the local one (`deploy.local`), in containers (`compose.yaml`), and the demo."""

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import aiohttp
 
-from deploy import signals
-from deploy.errors import FleetError
-from deploy.ports import PortPicker
+from deploy.local import signals
+from deploy.local.errors import FleetError
+from deploy.local.ports import PortPicker
 
 HOST = "127.0.0.1"
 COMPOSE_FILE = Path(__file__).with_name("compose.yaml")

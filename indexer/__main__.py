@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-import redis.exceptions
 import structlog
 import uvloop
 import zmq
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from indexer.config import InspectConfig, SidecarConfig, loggable, parse
+from indexer.contract.functions import REDIS_WEATHER
 from indexer.engine_api import EngineApi
 from indexer.errors import IndexerError
 from indexer.redis_client import connect
@@ -76,7 +76,7 @@ def _inspect(config: InspectConfig) -> int:
 
     try:
         asyncio.run(show(connect(config.redis_url), as_json=config.format == "json"))
-    except (redis.exceptions.RedisError, OSError) as error:
+    except REDIS_WEATHER as error:
         sys.stderr.write(f"error: {config.redis_url}: {error}\n")
         return 1
     return 0

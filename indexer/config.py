@@ -170,18 +170,10 @@ def _parse(kind: type[_Config], prog: str, args: Sequence[str]) -> _Config:
             default_env=True,
             env_prefix=ENV_PREFIX,
             as_positional=False,
-            args=[_underscored(arg) for arg in args],
+            args=list(args),
         )
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(EXIT_USAGE) from None
     assert isinstance(config, kind), config
     return config
-
-
-def _underscored(arg: str) -> str:
-    """`--redis-url=x-y` is `--redis_url=x-y`."""
-    if not arg.startswith("--"):
-        return arg
-    name, equals, value = arg.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}"

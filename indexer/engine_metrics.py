@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from indexer.contract.records import EngineCounters
+
 RUNNING: Final = b"vllm:num_requests_running"
 WAITING: Final = b"vllm:num_requests_waiting"
 KV_USAGE_NAMES: Final = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
@@ -24,15 +26,11 @@ class EngineSample:
     """One scrape of one engine core (data-parallel rank).
 
     Attributes:
-        running_count: requests in the batch.
-        waiting_count: requests queued in the engine.
-        kv_usage_ratio: 0..1.
+        counters: its load.
         sleep_level: None awake, 0 only paused, from 1 on the KV cache is gone.
     """
 
-    running_count: int
-    waiting_count: int
-    kv_usage_ratio: float
+    counters: EngineCounters
     sleep_level: int | None
 
 
@@ -58,9 +56,11 @@ def parse_samples(text: bytes) -> dict[str, EngineSample]:
     sleep_levels = _sleep_levels(text)
     return {
         engine: EngineSample(
-            running_count=int(running[engine]),
-            waiting_count=int(waiting[engine]),
-            kv_usage_ratio=min(max(kv_usage[engine], 0.0), 1.0),
+            counters=EngineCounters(
+                running_count=int(running[engine]),
+                waiting_count=int(waiting[engine]),
+                kv_usage_ratio=min(max(kv_usage[engine], 0.0), 1.0),
+            ),
             sleep_level=sleep_levels.get(engine),
         )
         for engine in running

@@ -12,12 +12,10 @@ from rich.table import Table
 from indexer.contract import functions, keys
 from indexer.contract.functions import RedisClient
 from indexer.contract.identifiers import FleetId, RouterId
-from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, SlotFlag
+from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, slot_view
 
 BUCKETS_SAMPLED: Final = 64
 """Buckets whose size is asked for; block hashes spread evenly, so a sample tells the whole."""
-
-FLEET_FIELDS: Final = ("model_scope", "block_size_tokens", "partitions", "bucket_bits", "epoch")
 
 
 async def show(redis: Redis, *, as_json: bool) -> None:
@@ -36,11 +34,10 @@ async def read_fleets(redis: Redis) -> list[dict[str, Any]]:
     """All fleets as plain values."""
     fleets = []
     for fleet_id in await _fleet_ids(redis):
-        fields = await redis.hmget(keys.fleet(fleet_id), list(FLEET_FIELDS))
-        if None in fields:
+        fleet = await functions.read_fleet(redis, fleet_id)
+        if fleet is None:
             fleets.append({"fleet_id": fleet_id, "gone": True})
             continue
-        fleet = functions.fleet_record(fleet_id, fields)
         counters = await _counters(redis, fleet_id)
         fleets.append(
             {
@@ -74,29 +71,12 @@ async def _instances(
     records = await redis.execute_command("HGETALL", keys.instances(fleet))
     instances = []
     for slot in np.flatnonzero(counters.slots["flags"]):
-        row = counters.slots[slot]
         try:
             record = asdict(InstanceRecord.decode(records[str(slot).encode()]))
         except (KeyError, TypeError, ValueError):
             record = {"instance_id": None}
-        instances.append(
-            {
-                **record,
-                "slot": int(slot),
-                "generation": int(row["generation"]),
-                "flags": [flag.name for flag in SlotFlag if int(row["flags"]) & flag],
-                "lease_s": round(float(row["lease_until_s"]) - counters.now_s, 3),
-                "counters_age_s": round(counters.now_s - float(row["published_s"]), 3)
-                if row["published_s"]
-                else None,
-                "reserved_requests": int(row["reserved_requests"]),
-                "reserved_prefill_tokens": int(row["reserved_prefill_tokens"]),
-                "foreign_requests": int(row["foreign_requests"]),
-                "running_count": int(row["running_count"]),
-                "waiting_count": int(row["waiting_count"]),
-                "kv_usage_ratio": int(row["kv_usage_millionths"]) / 1_000_000,
-            }
-        )
+        view = slot_view(counters.slots[slot], counters.now_s)
+        instances.append({**record, "slot": int(slot), **view})
     return instances
 
 
@@ -111,7 +91,7 @@ async def _routers(redis: RedisClient, fleet: FleetId) -> list[dict[str, Any]]:
         routers.append(
             {
                 "router_id": router,
-                "lease_s": round(until_s - now_s, 3),
+                "lease_left_s": round(until_s - now_s, 3),
                 "reservations": await redis.execute_command("HLEN", ledger),
             }
         )
@@ -124,11 +104,11 @@ async def _index(redis: Redis, fleet: FleetRecord) -> dict[str, int]:
     sampled = range(0, buckets, max(1, buckets // BUCKETS_SAMPLED))
     blocks = size_bytes = 0
     for partition in range(fleet.partitions):
-        anchor = keys.partition(fleet.fleet_id, partition)
         async with redis.pipeline(transaction=False) as pipeline:
             for bucket in sampled:
-                pipeline.hlen(f"{anchor}:{bucket}")
-                pipeline.memory_usage(f"{anchor}:{bucket}")
+                key = keys.bucket(fleet.fleet_id, partition, bucket)
+                pipeline.hlen(key)
+                pipeline.memory_usage(key)
             replies = await pipeline.execute()
         blocks += sum(replies[::2])
         size_bytes += sum(reply or 0 for reply in replies[1::2])
@@ -166,7 +146,7 @@ INSTANCE_COLUMNS: Final = (
     "instance_id",
     "url",
     "flags",
-    "lease_s",
+    "lease_left_s",
     "counters_age_s",
     "reserved_requests",
     "reserved_prefill_tokens",
@@ -175,7 +155,7 @@ INSTANCE_COLUMNS: Final = (
     "waiting_count",
     "kv_usage_ratio",
 )
-ROUTER_COLUMNS: Final = ("router_id", "lease_s", "reservations")
+ROUTER_COLUMNS: Final = ("router_id", "lease_left_s", "reservations")
 
 
 def _print_rows(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

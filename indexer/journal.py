@@ -13,7 +13,7 @@ from indexer.errors import JournalFailed
 class Journal:
     """JSON lines; each is written once Redis has acknowledged the write it describes.
 
-    Line: `{"published_s": wall clock, "instance_id", "engine_ts": newest engine batch wholly
+    Line: `{"published_s": wall clock, "instance_id", "engine_ts_s": newest engine batch wholly
     published or null, "added": [hex...], "removed": [hex...]}`. The operator bounds the file.
     """
 
@@ -41,7 +41,7 @@ class Journal:
         line = {
             "published_s": time.time(),
             "instance_id": instance_id,
-            "engine_ts": changes.engine_ts_s,
+            "engine_ts_s": changes.engine_ts_s,
             "added": [block.hex() for block in changes.added],
             "removed": [block.hex() for block in changes.removed],
         }

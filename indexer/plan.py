@@ -33,11 +33,11 @@ class Plan:
     """One engine process: the fleet to join, and an instance per data-parallel rank.
 
     Attributes:
-        wish: shape of the fleet if this engine founds it.
+        founding: record to found the fleet with, should there be none.
         ranks: at least one.
     """
 
-    wish: FleetRecord
+    founding: FleetRecord
     ranks: tuple[RankPlan, ...]
 
 
@@ -54,7 +54,7 @@ def plan(config: SidecarConfig, engine: EngineInfo) -> Plan:
         _record(config, engine, source, cache, ranks=len(sources))
         for source, cache in zip(sources, caches, strict=True)
     ]
-    wish = FleetRecord(
+    founding = FleetRecord(
         fleet_id=keys.fleet_id(scope),
         model_scope=scope,
         block_size_tokens=config.block_size_tokens,
@@ -63,7 +63,7 @@ def plan(config: SidecarConfig, engine: EngineInfo) -> Plan:
         epoch=secrets.randbits(64),
     )
     ranks = zip(sources, records, strict=True)
-    return Plan(wish=wish, ranks=tuple(RankPlan(source=s, record=r) for s, r in ranks))
+    return Plan(founding=founding, ranks=tuple(RankPlan(source=s, record=r) for s, r in ranks))
 
 
 def event_sources(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSource]:

@@ -12,19 +12,18 @@ from typing import Final
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
 from indexer.block_table import Delta
 from indexer.changes import Changes, PendingChanges
 from indexer.contract import functions, keys
-from indexer.contract.functions import Call
+from indexer.contract.functions import REDIS_WEATHER, Call
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import BLOCKS_PER_WRITE_MAX, DIRECTORY_TTL_S
 from indexer.contract.records import EngineCounters, FleetRecord, InstanceRecord, SlotFlag
 from indexer.errors import FleetChanged, FleetFull
 from indexer.journal import Journal
-from indexer.redis_client import DEADLINE_S, REDIS_WEATHER
-from indexer.sweeper import Mark, found
+from indexer.redis_client import run_all
+from indexer.sweeper import SweeperLease, found
 from indexer.telemetry import Telemetry
 
 CALLS_PER_FLUSH_MAX: Final = 32
@@ -45,9 +44,9 @@ class Publisher:
         self,
         redis: Redis,
         *,
-        wish: FleetRecord,
+        founding: FleetRecord,
         record: InstanceRecord,
-        mark: Mark,
+        sweeper_lease: SweeperLease,
         telemetry: Telemetry,
         journal: Journal,
     ) -> None:
@@ -55,17 +54,17 @@ class Publisher:
 
         Args:
             redis: client whose calls have a deadline.
-            wish: shape of the fleet should this instance be its founder.
+            founding: record to found the fleet with, should there be none.
             record: what routers shall know about the instance.
-            mark: the process's mark in the fleet.
+            sweeper_lease: held while the fleet is founded.
             telemetry: metrics.
             journal: audit record of acknowledged writes.
         """
         self._fleet: FleetRecord | None = None
         self._redis = redis
-        self._wish = wish
+        self._founding = founding
         self._record = record
-        self._mark = mark
+        self._sweeper_lease = sweeper_lease
         self._telemetry = telemetry
         self._journal = journal
         self._rank = str(record.data_parallel_rank or 0)
@@ -92,7 +91,7 @@ class Publisher:
         Raises:
             FleetFull: there is none.
         """
-        fleet = await found(self._redis, self._wish, self._mark)
+        fleet = await found(self._redis, self._founding, self._sweeper_lease)
         joining = functions.join(fleet.fleet_id, self._record.encode())
         reply = await functions.run(self._redis, joining)
         if not reply:
@@ -106,7 +105,12 @@ class Publisher:
         self._is_lost = False
         await self._list()
         self._log.info(
-            "slot_taken", fleet=fleet.fleet_id, slot=slot, generation=generation, epoch=fleet.epoch
+            "slot_taken",
+            fleet_id=fleet.fleet_id,
+            model_scope=fleet.model_scope,
+            slot=slot,
+            generation=generation,
+            epoch=fleet.epoch,
         )
         return fleet
 
@@ -136,7 +140,7 @@ class Publisher:
     async def leave(self) -> None:
         """Give the slot back, and first the blocks: they are known here, a sweep would search.
 
-        What a deadline cuts off is swept by whoever has the mark.
+        What a deadline cuts off is swept by whoever has the sweeper's lease.
         """
         if self._fleet is None or self._is_lost:
             return
@@ -147,7 +151,7 @@ class Publisher:
             functions.remove(fleet, slot, generation, blocks) for blocks in _pages(self._stored())
         ]
         for start in range(0, len(removes), CALLS_PER_FLUSH_MAX):
-            await self._send(removes[start : start + CALLS_PER_FLUSH_MAX])
+            await run_all(self._redis, removes[start : start + CALLS_PER_FLUSH_MAX])
         await functions.run(self._redis, functions.sweep(fleet.fleet_id, slot, generation, 0, 0))
         await functions.run(self._redis, functions.free(fleet.fleet_id, slot, generation))
         self._log.info("slot_left", slot=slot, generation=generation)
@@ -161,7 +165,7 @@ class Publisher:
 
     async def _list(self) -> None:
         """Keep the fleet in the directory."""
-        await self._redis.sadd(keys.directory(), self._wish.fleet_id)
+        await self._redis.sadd(keys.directory(), self._founding.fleet_id)
         await self._redis.expire(keys.directory(), DIRECTORY_TTL_S)
         self._listed_s = time.monotonic()
 
@@ -210,7 +214,7 @@ class Publisher:
                 await self._flush()
                 failures = 0
             except (*REDIS_WEATHER, FleetFull) as error:
-                self._telemetry.redis_failures.labels(self._rank, "publish").inc()
+                self._telemetry.redis_failures.labels("publish").inc()
                 if failures == 0:
                     self._log.warning("publish_failed", error=str(error))
                 failures += 1
@@ -250,22 +254,7 @@ class Publisher:
 
     async def _write(self, changes: Changes) -> bool:
         """One pipeline, executed in order; False when this instance may not write any more."""
-        calls = self._calls(changes)
-        replies = await self._send(calls)
-        if any(isinstance(reply, Exception) and functions.is_missing(reply) for reply in replies):
-            await functions.load(self._redis)
-            replies = await self._send(calls)
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                raise reply
-        return all(replies)
-
-    async def _send(self, calls: Sequence[Call]) -> list[object]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command(*call.command())
-            async with asyncio.timeout(DEADLINE_S):
-                return list(await pipeline.execute(raise_on_error=False))
+        return all(await run_all(self._redis, self._calls(changes)))
 
     def _calls(self, changes: Changes) -> list[Call]:
         assert self._fleet is not None

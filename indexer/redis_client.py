@@ -1,23 +1,18 @@
 """The sidecar's connection to Redis: every command has a deadline and is sent once."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 import redis.asyncio
-import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from indexer.contract import functions
+from indexer.contract.functions import Call, Command
+
 DEADLINE_S: Final = 2.0
 CONNECTIONS_MAX: Final = 16
-
-REDIS_WEATHER: Final = (
-    redis.exceptions.ConnectionError,
-    redis.exceptions.TimeoutError,
-    redis.exceptions.ResponseError,
-    OSError,
-)
-"""What a call may raise while the server is away, failing over, loading or out of memory."""
 
 
 class BoundedRedis(redis.asyncio.Redis):
@@ -43,3 +38,16 @@ def connect(url: str) -> redis.asyncio.Redis:
         max_connections=CONNECTIONS_MAX,
         retry=Retry(NoBackoff(), 0),
     )
+
+
+async def run_all(client: redis.asyncio.Redis, calls: Sequence[Call]) -> list[Any]:
+    """Send several calls in one pipeline, which has a deadline; see `functions.run_all`."""
+
+    async def send(commands: Sequence[Command]) -> list[Any]:
+        async with client.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            async with asyncio.timeout(DEADLINE_S):
+                return list(await pipeline.execute(raise_on_error=False))
+
+    return await functions.run_all(send, client, calls)

@@ -1,7 +1,7 @@
 """What one sidecar of a fleet does at a time: found it, sweep dead slots, reap dead routers.
 
-A leased mark in Redis chooses the one. It is held, and looked at, before every few pages of a
-sweep; a sweep that comes too late finds the slot with another generation and does nothing.
+A lease in Redis chooses the one. It is renewed before every few pages of a sweep; a sweep that
+comes too late finds the slot with another generation and does nothing.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ import structlog
 from redis.asyncio import Redis
 
 from indexer.contract import functions, keys
+from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId, SlotIndex
 from indexer.contract.limits import INSTANCE_GRACE_S, SWEEP_BUCKETS_PER_CALL_MAX
 from indexer.contract.records import FleetRecord, SlotFlag
-from indexer.redis_client import DEADLINE_S, REDIS_WEATHER
+from indexer.redis_client import run_all
 from indexer.telemetry import Telemetry
 
-MARK_TTL_S: Final = 10.0
+SWEEPER_LEASE_TTL_S: Final = 10.0
 """Far above one page of a sweep, so that a holder that still works has not lost it."""
 
 ROUND_S: Final = 1.0
@@ -28,11 +29,11 @@ FOUNDING_POLL_S: Final = 0.02
 REAPS_PER_ROUND_MAX: Final = 16
 SCAN_KEYS_PER_PAGE: Final = 1000
 CALLS_PER_ROUND_TRIP: Final = 16
-"""Sweep calls between two looks at the mark; other clients' commands run between them."""
+"""Sweep calls between two renewals of the lease; other clients' commands run between them."""
 
 
-class Mark:
-    """The leased mark of one fleet, as held by this process."""
+class SweeperLease:
+    """The lease of one fleet's sweeper, as this process has or wants it."""
 
     def __init__(self, redis: Redis, fleet: FleetId) -> None:
         self._redis = redis
@@ -40,8 +41,8 @@ class Mark:
         self._token = secrets.token_hex(8).encode()
 
     async def hold(self) -> bool:
-        """Take or renew the mark; False while another process has it."""
-        ttl_ms = int(MARK_TTL_S * 1000)
+        """Take or renew the lease; False while another process has it."""
+        ttl_ms = int(SWEEPER_LEASE_TTL_S * 1000)
         if await self._redis.set(self._key, self._token, nx=True, px=ttl_ms):
             return True
         if await self._redis.get(self._key) != self._token:
@@ -54,27 +55,28 @@ class Mark:
             await self._redis.delete(self._key)
 
 
-async def found(redis: Redis, wish: FleetRecord, mark: Mark) -> FleetRecord:
-    """Join a fleet's record, or found the fleet as wished.
+async def found(redis: Redis, founding: FleetRecord, lease: SweeperLease) -> FleetRecord:
+    """Join a fleet's record, or found the fleet with `founding`.
 
     The index has no expiry of its own while the record has, so a founder first clears away what an
     earlier fleet of the same name has left: its blocks would be credited to the new instances.
     """
-    while not await redis.exists(keys.fleet(wish.fleet_id)):
-        if not await mark.hold():
+    while not await redis.exists(keys.fleet(founding.fleet_id)):
+        if not await lease.hold():
             await asyncio.sleep(FOUNDING_POLL_S)
             continue
-        if await redis.exists(keys.fleet(wish.fleet_id)):
+        if await redis.exists(keys.fleet(founding.fleet_id)):
             break
-        for partition in range(wish.partitions):
-            await _clear(redis, keys.partition(wish.fleet_id, partition))
+        for partition in range(founding.partitions):
+            await _clear(redis, keys.partition_pattern(founding.fleet_id, partition))
         break
-    return functions.fleet_record(wish.fleet_id, await functions.run(redis, functions.create(wish)))
+    reply = await functions.run(redis, functions.create(founding))
+    return functions.fleet_record(founding.fleet_id, reply)
 
 
-async def _clear(redis: Redis, prefix: str) -> None:
+async def _clear(redis: Redis, pattern: str) -> None:
     page: list[bytes] = []
-    async for key in redis.scan_iter(match=f"{prefix}*", count=SCAN_KEYS_PER_PAGE):
+    async for key in redis.scan_iter(match=pattern, count=SCAN_KEYS_PER_PAGE):
         page.append(key)
         if len(page) >= SCAN_KEYS_PER_PAGE:
             await redis.unlink(*page)
@@ -86,14 +88,14 @@ async def _clear(redis: Redis, prefix: str) -> None:
 class Sweeper:
     """Frees the slots of dead instances and takes back what dead routers have reserved."""
 
-    def __init__(self, redis: Redis, mark: Mark, telemetry: Telemetry) -> None:
+    def __init__(self, redis: Redis, lease: SweeperLease, telemetry: Telemetry) -> None:
         self._redis = redis
-        self._mark = mark
+        self._lease = lease
         self._telemetry = telemetry
         self._log = structlog.get_logger()
 
     async def run(self, current: Callable[[], FleetRecord]) -> None:
-        """Work once a second while this process has the mark; Redis may be away.
+        """Work once a second while this process has the lease; Redis may be away.
 
         Args:
             current: the fleet as it is now; it may be founded anew.
@@ -102,27 +104,29 @@ class Sweeper:
             try:
                 await self.round(current())
             except (*REDIS_WEATHER, ValueError) as error:
-                self._telemetry.redis_failures.labels("", "sweep").inc()
+                self._telemetry.redis_failures.labels("sweep").inc()
                 self._log.warning("sweep_failed", error=str(error))
             await asyncio.sleep(ROUND_S)
 
     async def round(self, fleet: FleetRecord) -> None:
-        """Sweep every dead slot and reap dead routers, if the mark can be had."""
-        if not await self._mark.hold():
+        """Sweep every dead slot and reap dead routers, if the lease can be had."""
+        if not await self._lease.hold():
             return
         for _ in range(REAPS_PER_ROUND_MAX):
             reply = await functions.run(self._redis, functions.reap(fleet.fleet_id))
             if not reply:
                 break
-            self._telemetry.reaped.labels("").inc(int(reply[1]))
-            self._log.warning("router_reaped", router=reply[0].decode(), reservations=int(reply[1]))
+            self._telemetry.reaped.inc(int(reply[1]))
+            self._log.warning(
+                "router_reaped", router_id=reply[0].decode(), reservations=int(reply[1])
+            )
         for slot, generation in await self._dead_slots(fleet):
             await self._retire(fleet, slot, generation)
 
     async def _retire(self, fleet: FleetRecord, slot: SlotIndex, generation: int) -> None:
         """Close a slot whose lease has been dead long enough, sweep it, free it.
 
-        Does as much of it as it may: without the mark the slot stays closed for whoever has it.
+        Does as much of it as it may: without the lease the slot stays closed for whoever has it.
         """
         closing = functions.close(fleet.fleet_id, slot, generation, INSTANCE_GRACE_S)
         if not await functions.run(self._redis, closing):
@@ -130,24 +134,23 @@ class Sweeper:
         if not await self._sweep(fleet, slot, generation):
             return
         if await functions.run(self._redis, functions.free(fleet.fleet_id, slot, generation)):
-            self._telemetry.sweeps.labels("").inc()
+            self._telemetry.sweeps.inc()
             self._log.info("slot_freed", slot=slot, generation=generation)
 
     async def _sweep(self, fleet: FleetRecord, slot: SlotIndex, generation: int) -> bool:
-        """Take a closed slot out of every bucket; False when mark or slot was lost on the way."""
+        """Take a closed slot out of every bucket; False when lease or slot was lost on the way."""
         buckets = 1 << fleet.bucket_bits
         per_call = min(SWEEP_BUCKETS_PER_CALL_MAX, buckets)
         per_round_trip = per_call * CALLS_PER_ROUND_TRIP
         for start in range(0, buckets, per_round_trip):
-            if not await self._mark.hold():
+            if not await self._lease.hold():
                 return False
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for first in range(start, min(start + per_round_trip, buckets), per_call):
-                    call = functions.sweep(fleet.fleet_id, slot, generation, first, per_call)
-                    pipeline.execute_command(*call.command())
-                async with asyncio.timeout(DEADLINE_S):
-                    if min(await pipeline.execute()) < 0:
-                        return False
+            calls = [
+                functions.sweep(fleet.fleet_id, slot, generation, first, per_call)
+                for first in range(start, min(start + per_round_trip, buckets), per_call)
+            ]
+            if min(await run_all(self._redis, calls)) < 0:
+                return False
         return True
 
     async def _dead_slots(self, fleet: FleetRecord) -> list[tuple[SlotIndex, int]]:

@@ -16,11 +16,14 @@ LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 
 
 class Telemetry:
-    """All metrics of one sidecar process; those of a rank have the label `rank`."""
+    """All metrics of one sidecar process; those of one rank have the label `rank`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        def process_counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"timestable_indexer_{name}", text, labels, registry=registry)
+
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"timestable_indexer_{name}", text, ("rank", *labels), registry=registry)
+            return process_counter(name, text, "rank", *labels)
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"timestable_indexer_{name}", text, ("rank",), registry=registry)
@@ -42,13 +45,8 @@ class Telemetry:
         self.gaps = counter("gaps", "Losses of batches that no replay could cover.")
         self.batches_lost = counter("batches_lost", "Batches in those gaps.")
         self.replays = counter("replays", "Replays asked for.", "outcome")
-        self.restarts = counter("restarts", "New engine processes seen.")
         self.published = counter("published_blocks", "Block changes Redis has taken.", "change")
         self.republishes = counter("republishes", "Whole tables published again after a loss.")
-        self.redis_failures = counter("redis_failures", "Redis calls that failed.", "call")
-        self.scrape_failures = counter("scrape_failures", "Times the engine did not answer.")
-        self.sweeps = counter("sweeps", "Dead slots swept and freed.")
-        self.reaped = counter("reaped_reservations", "Reservations of dead routers taken back.")
         self.publish_s = histogram("publish_seconds", "One write to the index.")
         self.lag_s = histogram("lag_seconds", "Oldest unpublished engine batch until published.")
         self.table_blocks = gauge("table_blocks", "Engine blocks in the table.")
@@ -58,6 +56,16 @@ class Telemetry:
         self.completeness = gauge("completeness_ratio", "1 when no batch is missing.")
         self.replay_available = gauge("replay_available", "1 when lost batches can be replayed.")
         self.lease_held = gauge("lease_held", "1 while the instance's lease is renewed.")
+
+        self.restarts = process_counter("restarts", "New engine processes seen.")
+        self.redis_failures = process_counter("redis_failures", "Redis calls that failed.", "call")
+        self.scrape_failures = process_counter(
+            "scrape_failures", "Times the engine did not answer."
+        )
+        self.sweeps = process_counter("sweeps", "Dead slots swept and freed.")
+        self.reaped = process_counter(
+            "reaped_reservations", "Reservations of dead routers taken back."
+        )
 
 
 class TableMeter:

@@ -155,14 +155,6 @@ def parse(arguments: Sequence[str]) -> Config:
         default_env=True,
         env_prefix="TIMESTABLE_LOADGEN",
         as_positional=False,
-        args=[_with_underscores(argument) for argument in arguments],
+        args=list(arguments),
     )
     return config
-
-
-def _with_underscores(argument: str) -> str:
-    """`--skip-bad-rows=true` -> `--skip_bad_rows=true`; values stay as they are."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value

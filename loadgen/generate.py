@@ -104,14 +104,14 @@ class _Draws:
 
     workload: ChatWorkload
     generator: np.random.Generator = field(init=False)
-    turn_shares: npt.NDArray[np.float64] = field(init=False)
-    prompt_shares: npt.NDArray[np.float64] = field(init=False)
+    turn_probabilities: npt.NDArray[np.float64] = field(init=False)
+    prompt_probabilities: npt.NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
         w = self.workload
         self.generator = np.random.default_rng(w.seed)
-        self.turn_shares = _zipf(w.turns_max, w.turns_zipf_exponent)
-        self.prompt_shares = _zipf(w.system_prompts_count, w.system_prompt_zipf_exponent)
+        self.turn_probabilities = _zipf(w.turns_max, w.turns_zipf_exponent)
+        self.prompt_probabilities = _zipf(w.system_prompts_count, w.system_prompt_zipf_exponent)
 
     def session_gap_s(self) -> float:
         return float(self.generator.exponential(1 / self.workload.session_rate))
@@ -121,10 +121,14 @@ class _Draws:
         return w.turn_gap_min_s + float(self.generator.exponential(w.turn_gap_mean_s))
 
     def turns_count(self) -> int:
-        return 1 + int(self.generator.choice(len(self.turn_shares), p=self.turn_shares))
+        return 1 + int(
+            self.generator.choice(len(self.turn_probabilities), p=self.turn_probabilities)
+        )
 
     def system_prompt(self) -> int:
-        return int(self.generator.choice(len(self.prompt_shares), p=self.prompt_shares))
+        return int(
+            self.generator.choice(len(self.prompt_probabilities), p=self.prompt_probabilities)
+        )
 
     def message_tokens(self, turn: int) -> int:
         w = self.workload
@@ -210,7 +214,7 @@ def _session(
 
 
 def _zipf(count: int, exponent: float) -> npt.NDArray[np.float64]:
-    """Shares of ranks 1 .. count proportional to rank^-exponent; they add up to 1."""
+    """Probabilities of ranks 1 .. count, proportional to rank^-exponent; they add up to 1."""
     weights = np.arange(1, count + 1, dtype=float) ** -exponent
-    shares: npt.NDArray[np.float64] = weights / weights.sum()
-    return shares
+    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
+    return probabilities

@@ -77,7 +77,7 @@ class Figures:
         slo_ratio: share of all requests that met the SLO.
         hit_ratio_actual: sum of cached over sum of prompt tokens, as the engines tell it.
         hit_ratio_predicted: the same of hit tokens in the routers' decisions.
-        predicted_exactly_share: of requests with both, those whose prediction was exact.
+        predicted_exactly_ratio: of requests with both, those whose prediction was exact.
         in_flight_imbalance: largest over mean of the instances' request-seconds in flight; an
             instance that got no request is not seen by the client and not counted.
     """
@@ -99,7 +99,7 @@ class Figures:
     prompt_tokens_rate: float
     hit_ratio_actual: float | None
     hit_ratio_predicted: float | None
-    predicted_exactly_share: float | None
+    predicted_exactly_ratio: float | None
     in_flight_imbalance: float | None
 
 
@@ -167,7 +167,7 @@ def figures(records: Sequence[RequestRecord], slo: Slo | None = None) -> Figures
             sum(predicted_hit_tokens(r) or 0 for r in predicted),
             sum(r.prompt_tokens for r in predicted),
         ),
-        predicted_exactly_share=_ratio(
+        predicted_exactly_ratio=_ratio(
             sum(predicted_hit_tokens(r) == r.cached_tokens for r in both), len(both)
         ),
         in_flight_imbalance=_in_flight_imbalance(sent),

@@ -98,7 +98,7 @@ _COLUMNS = (
     ),
     _Column(
         label="predicted exactly (%)",
-        value=lambda f: f.predicted_exactly_share,
+        value=lambda f: f.predicted_exactly_ratio,
         digits=1,
         scale=100,
     ),

@@ -64,7 +64,7 @@ class RouterConfig:
     tokenize_threads: PositiveInt = 2
     tokenize_deadline_s: PositiveFloat = 2.0
     index_deadline_s: PositiveFloat = 0.25
-    body_bytes_max: PositiveInt = 32 * 1024 * 1024
+    body_bytes_max: PositiveInt = 16 * 1024 * 1024
     body_timeout_s: PositiveFloat = 60.0
     in_flight_requests_max: PositiveInt = 4096
     in_flight_bytes_max: PositiveInt = 1024 * 1024 * 1024

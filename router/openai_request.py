@@ -29,6 +29,9 @@ from router.errors import RequestInvalid
 PROMPTS_MAX: Final = 1024
 """Prompts in one request; each is tokenized and counted."""
 
+MESSAGES_MAX: Final = 16_384
+"""Messages in one conversation; a template walks over all of them."""
+
 PROBLEMS_SHOWN_MAX: Final = 3
 
 _PRINTABLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -92,6 +95,9 @@ def parse(
 # -- shape ----------------------------------------------------------------------------------------
 
 
+# Lists stop at their first problem: a body of a million bad elements costs no more than a good one.
+
+
 def _kind(value: object) -> str:
     """Which branch of a union a value means; the tag shows in locations and is taken out there."""
     if isinstance(value, str):
@@ -110,7 +116,8 @@ class _Message(TypedDict):
     role: Annotated[str, Field(min_length=1)]
     content: NotRequired[
         Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[list[_Part], Tag("<list>")],
+            Annotated[str, Tag("<text>")]
+            | Annotated[list[_Part], Field(fail_fast=True), Tag("<list>")],
             Discriminator(
                 _kind,
                 custom_error_type="content_type",
@@ -119,7 +126,7 @@ class _Message(TypedDict):
         ]
         | None
     ]
-    tool_calls: NotRequired[list[dict[str, Any]] | None]
+    tool_calls: NotRequired[Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None]
 
 
 class _Common(BaseModel):
@@ -139,9 +146,11 @@ class _Common(BaseModel):
 
 
 class _ChatBody(_Common):
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
+    messages: Annotated[
+        list[_Message], Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True)
+    ]
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -264,6 +273,7 @@ _EXPECTED: Final = {
     "bool_type": "must be true or false",
     "list_type": "must be a list",
     "too_short": "must not be empty",
+    "too_long": f"must hold at most {MESSAGES_MAX}",
     "dict_type": "must be an object",
 }
 

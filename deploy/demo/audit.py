@@ -61,7 +61,7 @@ class Journal:
 
     @classmethod
     def parse(cls, lines: Iterable[str]) -> Self:
-        """Read journals: JSON lines with published_s, instance_id, engine_ts, added, removed (hex).
+        """Read journals: the JSON lines that `indexer.journal` writes.
 
         Raises:
             ValueError: a line is not JSON, or a hash is not hexadecimal.
@@ -71,7 +71,7 @@ class Journal:
         removed: dict[tuple[str, BlockHash], list[tuple[float, float]]] = defaultdict(list)
         for line in lines:
             entry = json.loads(line)
-            published_s, engine_s = entry["published_s"], entry["engine_ts"]
+            published_s, engine_s = entry["published_s"], entry["engine_ts_s"]
             times = (published_s, published_s if engine_s is None else engine_s)
             for changes, name in ((added, "added"), (removed, "removed")):
                 for text in entry[name]:

@@ -1,9 +1,12 @@
 """Configuration of the demo."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+
+from deploy.local.config import FleetConfig
+from router.policies import policy_by_name
 
 POLICIES = ("lmetric", "round_robin", "vllm_v1", "max_hit_bounded")
 """Product score, round robin, vLLM's own balancer, most hits with a load cap."""
@@ -26,9 +29,9 @@ class DemoConfig:
         turns_min: conversations with fewer turns are left out: their prompts cannot be reused.
         prompt_tokens_max: conversations with a longer prompt are left out.
         output_length_factor: answers are this part of the recorded ones, to spare the processor.
-        load: request rate as a share of the fleet's estimated capacity.
-        cache_share: KV$ of each engine as a share of all distinct prompt tokens, unless the
-            profile's device holds less.
+        capacity_ratio: request rate / the fleet's estimated capacity.
+        cache_ratio: KV$ of each engine / all distinct prompt tokens, unless the profile's device
+            holds less.
         run_s: real seconds over which the requests of one policy arrive; the engines' clocks run
             as many times faster as that takes.
         workers: simulated engines.
@@ -46,8 +49,8 @@ class DemoConfig:
     turns_min: PositiveInt = 2
     prompt_tokens_max: PositiveInt = 32_768
     output_length_factor: PositiveFloat = 0.5
-    load: PositiveFloat = 0.66
-    cache_share: PositiveFloat = 0.25
+    capacity_ratio: PositiveFloat = 0.66
+    cache_ratio: PositiveFloat = 0.25
     run_s: PositiveFloat = 23.0
     workers: PositiveInt = 4
     routers: PositiveInt = 2
@@ -55,3 +58,46 @@ class DemoConfig:
     seed: NonNegativeInt = 0
     out_dir: Path = Path("build/demo")
     quick: bool = False
+
+    def __post_init__(self) -> None:
+        """Check names before anything is started.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if not self.policies or len(set(self.policies)) < len(self.policies):
+            raise ValueError("policies: at least one, and each only once")
+        try:
+            for policy in self.policies:
+                policy_by_name(policy)
+        except ValueError as error:
+            raise ValueError(f"policies: {error}") from None
+        fleet_of(self)
+
+
+def fleet_of(config: DemoConfig) -> FleetConfig:
+    """The fleet before the workload has decided speed-up and cache size.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    return FleetConfig(
+        workers=config.workers,
+        routers=config.routers,
+        profile=config.profile,
+        run_dir=config.out_dir / "fleet",
+        journal=True,
+    )
+
+
+def quickened(config: DemoConfig) -> DemoConfig:
+    """The same in a few seconds: everything happens, and the figures say little."""
+    return replace(
+        config,
+        policies=config.policies[:1],
+        requests=min(config.requests, 30),
+        rows=min(config.rows, 500),
+        output_length_factor=0.1,
+        run_s=3.0,
+        workers=2,
+    )

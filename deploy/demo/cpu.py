@@ -39,7 +39,7 @@ class CpuMark:
         return cls(*_jiffies(STAT.read_text(), set(os.sched_getaffinity(0))))
 
 
-def busy_share(before: CpuMark | None, after: CpuMark | None) -> float | None:
+def busy_ratio(before: CpuMark | None, after: CpuMark | None) -> float | None:
     """Share of the processors' time that anything used in between, 0..1; None when unknown."""
     if before is None or after is None or after.total == before.total:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import redis.asyncio
 
-from deploy.errors import FleetError
+from deploy.demo.errors import NotColdError, NotIdleError
 from indexer.contract import block_hash, functions, keys
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.records import FleetRecord, SlotFlag
@@ -25,14 +25,6 @@ COUNTERS = (
 FLEET_FIELDS = ("model_scope", "block_size_tokens", "partitions", "bucket_bits", "epoch")
 
 
-class NotIdleError(FleetError):
-    """Counters that have to be zero are not."""
-
-
-class NotColdError(FleetError):
-    """A cache that has to be empty is not."""
-
-
 @dataclass(slots=True, kw_only=True)
 class FleetState:
     """Reads a fleet's counters and index straight from Redis.
@@ -42,7 +34,6 @@ class FleetState:
         session: for the engines.
         model_name: primary served model name.
         engine_urls: base URLs.
-        instances: how many have to be there.
     """
 
     redis: redis.asyncio.Redis

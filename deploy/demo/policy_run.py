@@ -7,12 +7,12 @@ import aiohttp
 import redis.asyncio
 from rich.console import Console
 
-from deploy.config import FleetConfig
-from deploy.cpu import CpuMark, busy_share
-from deploy.fleet_state import FleetState
-from deploy.local import LocalFleet
-from deploy.measure import EngineReading, RouterLogs, read_engines
-from deploy.workload import VOCABULARY_TOKENS, Workload
+from deploy.demo.cpu import CpuMark, busy_ratio
+from deploy.demo.fleet_state import FleetState
+from deploy.demo.readings import EngineReading, RouterLogs, read_engines
+from deploy.demo.workload import VOCABULARY_TOKENS, Workload
+from deploy.local.config import FleetConfig
+from deploy.local.fleet import LocalFleet
 from loadgen.arrivals import constant
 from loadgen.client import Target
 from loadgen.progress import show_progress
@@ -34,7 +34,7 @@ class PolicyRun:
         busy_s: simulated seconds each engine computed.
         lag_max_s: how far an engine ever was behind its timetable, real seconds.
         router_added_s: latency the router added, by request id.
-        cpu_busy_share: of all processors, by anything; None where unknown.
+        cpu_busy_ratio: of all processors, by anything; None where unknown.
     """
 
     policy: str
@@ -42,7 +42,7 @@ class PolicyRun:
     busy_s: tuple[float, ...]
     lag_max_s: float
     router_added_s: dict[str, float]
-    cpu_busy_share: float | None
+    cpu_busy_ratio: float | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Bench:
             busy_s=tuple(b.busy_s - a.busy_s for a, b in zip(before, after, strict=True)),
             lag_max_s=max(reading.lag_max_s for reading in after),
             router_added_s=self.logs.added_s(),
-            cpu_busy_share=busy_share(cpu_before, cpu_after),
+            cpu_busy_ratio=busy_ratio(cpu_before, cpu_after),
         )
 
     async def warm_up(self) -> None:
@@ -94,7 +94,7 @@ class Bench:
     def target(self, policy: str) -> Target:
         """Where requests go, and that the answer shall tell the decision."""
         return Target(
-            url=self.fleet.plan.router_url,
+            url=self.fleet.layout.router_url,
             model=self.fleet.config.model_name,
             vocabulary_tokens=VOCABULARY_TOKENS,
             headers={"x-timestable-policy": policy, "x-timestable-explain": "1"},
@@ -117,7 +117,7 @@ async def run_policies(
     async with (
         LocalFleet.running(config, console.print) as fleet,
         aiohttp.ClientSession(timeout=timeout) as session,
-        redis.asyncio.Redis.from_url(fleet.plan.redis_url) as client,
+        redis.asyncio.Redis.from_url(fleet.layout.redis_url) as client,
     ):
         bench = Bench(
             fleet=fleet,
@@ -126,7 +126,7 @@ async def run_policies(
                 redis=client,
                 session=session,
                 model_name=config.model_name,
-                engine_urls=[worker.engine_url for worker in fleet.plan.workers],
+                engine_urls=[worker.engine_url for worker in fleet.layout.workers],
             ),
             logs=RouterLogs(paths=[router.log_path for router in fleet.routers]),
             console=console,

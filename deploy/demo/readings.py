@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
-SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)$", re.MULTILINE)
 BUSY = "simulated_engine_busy_seconds_total"
 LAG = "simulated_engine_lag_seconds_max"
 
@@ -32,8 +31,10 @@ def parse_reading(text: str) -> EngineReading:
 
     Raises:
         KeyError: a metric is missing, so this is no simulated engine.
+        ValueError: this is not Prometheus's text format.
     """
-    values = {name: float(value) for name, value in SAMPLE.findall(text)}
+    families = text_string_to_metric_families(text)
+    values = {sample.name: sample.value for family in families for sample in family.samples}
     return EngineReading(busy_s=values[BUSY], lag_max_s=values[LAG])
 
 

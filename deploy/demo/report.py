@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deploy.audit import Audit
-from deploy.config import FleetConfig
-from deploy.policy_run import PolicyRun
-from deploy.summary import PolicyResult, as_json
-from deploy.workload import Workload
+from deploy.demo.audit import Audit
+from deploy.demo.policy_run import PolicyRun
+from deploy.demo.summary import PolicyResult, as_json
+from deploy.demo.workload import Workload
+from deploy.local.config import FleetConfig
 from loadgen.html import write_report
 from loadgen.records import RequestRecord, Run
 
@@ -53,7 +53,7 @@ def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
 
 def print_table(console: Console, measured: Sequence[Measured]) -> None:
     """Print the policies as columns, so that it fits a narrow terminal."""
-    table = Table(title="TTFT, TPOT in simulated seconds; router added in real milliseconds")
+    table = Table(title="TTFT and TPOT in the engines' time, what the router adds in ours")
     table.add_column("")
     for each in measured:
         table.add_column(each.run.policy, justify="right")
@@ -65,20 +65,20 @@ def print_table(console: Console, measured: Sequence[Measured]) -> None:
 
 def _cells(figures: PolicyResult) -> dict[str, str]:
     return {
-        "TTFT mean": f"{figures.ttft_mean_s:.3f}",
-        "TTFT P50": f"{figures.ttft_p50_s:.3f}",
-        "TTFT P99": f"{figures.ttft_p99_s:.3f}",
-        "TPOT mean": f"{figures.tpot_mean_s:.4f}",
-        "TPOT P50": f"{figures.tpot_p50_s:.4f}",
-        "TPOT P99": f"{figures.tpot_p99_s:.4f}",
-        "hit ratio, actual": f"{figures.hit_ratio_actual:.1%}",
-        "hit ratio, predicted": f"{figures.hit_ratio_predicted:.1%}",
-        "predicted exactly": f"{figures.predicted_exactly_share:.1%}",
-        "mispredicted, unexplained": f"{figures.mismatch_unexplained_share:.2%}",
-        "imbalance (max/mean busy)": f"{figures.imbalance:.3f}",
-        "errors / requests": f"{figures.errors} / {figures.requests}",
-        "router added P50": f"{figures.router_added_p50_s * 1000:.2f}",
-        "router added P99": f"{figures.router_added_p99_s * 1000:.2f}",
+        "TTFT mean (s)": f"{figures.ttft_mean_s:.3f}",
+        "TTFT P50 (s)": f"{figures.ttft_p50_s:.3f}",
+        "TTFT P99 (s)": f"{figures.ttft_p99_s:.3f}",
+        "TPOT mean (ms)": f"{figures.tpot_mean_s * 1000:.1f}",
+        "TPOT P50 (ms)": f"{figures.tpot_p50_s * 1000:.1f}",
+        "TPOT P99 (ms)": f"{figures.tpot_p99_s * 1000:.1f}",
+        "hit ratio, actual (%)": f"{figures.hit_ratio_actual * 100:.1f}",
+        "hit ratio, predicted (%)": f"{figures.hit_ratio_predicted * 100:.1f}",
+        "predicted exactly (%)": f"{figures.predicted_exactly_share * 100:.1f}",
+        "unexplained (%)": f"{figures.mismatch_unexplained_share * 100:.2f}",
+        "busy time max/mean (x)": f"{figures.imbalance:.3f}",
+        "errors/requests (count)": f"{figures.errors} / {figures.requests}",
+        "router added P50 (ms)": f"{figures.router_added_p50_s * 1000:.2f}",
+        "router added P99 (ms)": f"{figures.router_added_p99_s * 1000:.2f}",
     }
 
 
@@ -86,15 +86,15 @@ def summary_json(
     measured: Sequence[Measured], fleet: FleetConfig, workload: Workload
 ) -> dict[str, Any]:
     """The content of summary.json."""
-    shares = [each.run.cpu_busy_share for each in measured]
-    known = [share for share in shares if share is not None]
+    ratios = [each.run.cpu_busy_ratio for each in measured]
+    known = [ratio for ratio in ratios if ratio is not None]
     return {
         "policies": as_json({each.run.policy: each.figures for each in measured}),
         "workload": workload.facts(),
         "fleet": {name: _plain(value) for name, value in asdict(fleet).items()},
-        # Every run waits for it and fails otherwise (deploy.fleet_state.NotIdleError).
+        # Every run waits for it and fails otherwise (deploy.demo.errors.NotIdleError).
         "counters_zero": True,
-        "cpu_busy_share": max(known) if known else None,
+        "cpu_busy_ratio": max(known) if known else None,
         "engine_lag_max_s": max((each.run.lag_max_s for each in measured), default=None),
     }
 
@@ -126,7 +126,7 @@ def _extra_figures(figures: PolicyResult) -> dict[str, float | str]:
     """What the client alone cannot know, for the report's table."""
     return {
         "mispredicted, unexplained (%)": 100 * figures.mismatch_unexplained_share,
-        "busy time, largest / mean": figures.imbalance,
+        "busy time max/mean (x)": figures.imbalance,
         "router added P50 (real ms)": 1000 * figures.router_added_p50_s,
         "router added P99 (real ms)": 1000 * figures.router_added_p99_s,
     }

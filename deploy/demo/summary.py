@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from deploy.audit import Audit, ServedRequest
+from deploy.demo.audit import Audit, ServedRequest
 from loadgen.metrics import Distribution, figures
 from loadgen.records import RequestRecord
 

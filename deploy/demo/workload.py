@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.capacity import IN_FLIGHT, busy_s_per_request
-from deploy.config import FleetConfig
-from deploy.demo_config import GENERATED, DemoConfig
-from deploy.errors import FleetError
+from deploy.demo.capacity import IN_FLIGHT, busy_s_per_request
+from deploy.demo.config import GENERATED, DemoConfig
+from deploy.demo.errors import WorkloadError
+from deploy.local.config import FleetConfig
 from loadgen import slicing
 from loadgen.arrivals import Schedule, replay
 from loadgen.errors import LoadgenError
@@ -34,10 +34,6 @@ VOCABULARY_TOKENS = 4_000
 """Below the size of the simulated model's vocabulary; small ids make small request bodies."""
 
 
-class WorkloadError(FleetError):
-    """The trace cannot be read, or holds nothing of what is wanted."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The requests of one run and what they were fitted to. Times are simulated seconds.
@@ -48,7 +44,7 @@ class Workload:
         schedule: when each is sent.
         summary: figures of the rows.
         working_set_tokens: distinct prompt tokens.
-        capacity_rate: requests a second the fleet can serve, estimated (`deploy.capacity`).
+        capacity_rate: requests a second the fleet can serve, estimated (`deploy.demo.capacity`).
         request_rate: requests a second sent.
         speedup: simulated seconds per real second.
         capacity_blocks: KV$ blocks of each engine.
@@ -77,7 +73,7 @@ class Workload:
             "working_set_tokens": self.working_set_tokens,
             "capacity_rate": self.capacity_rate,
             "request_rate": self.request_rate,
-            "load": self.request_rate / self.capacity_rate,
+            "capacity_ratio": self.request_rate / self.capacity_rate,
             "speedup": self.speedup,
         }
 
@@ -103,10 +99,12 @@ def find_rows(config: DemoConfig) -> tuple[str, tuple[TraceRow, ...]]:
     if name in (None, GENERATED):
         rows = generate(ChatWorkload(requests_count=config.rows, seed=config.seed))
         return f"generated chat workload, seed {config.seed} ({HOW_TO_GET_THE_TRACE})", rows
+    if not Path(str(name)).is_file():
+        raise WorkloadError(f"trace: there is no file {name}")
     try:
         rows = read_trace(str(name)).rows
     except LoadgenError as error:
-        raise WorkloadError(str(error)) from error
+        raise WorkloadError(f"trace: {error}") from error
     if any(row.text is not None for row in rows):
         raise WorkloadError(f"{name}: the demo needs block_ids or token_ids, not text")
     return f"recorded trace {name}", rows
@@ -144,7 +142,7 @@ def choose(config: DemoConfig, fleet: FleetConfig) -> Workload:
         max_num_batched_tokens=fleet.max_num_batched_tokens,
     )
     capacity_rate = fleet.workers / busy_s
-    request_rate = config.load * capacity_rate
+    request_rate = config.capacity_ratio * capacity_rate
     schedule = replay([row.arrival_s for row in rows], request_rate=request_rate)
     summary = slicing.summarise(rows)
     working_set_tokens = round(summary.prompt_tokens_total * (1 - summary.ideal_hit_ratio))
@@ -165,7 +163,7 @@ def _capacity_blocks(
     config: DemoConfig, fleet: FleetConfig, profile: Profile, working_set_tokens: int
 ) -> int:
     """KV$ of an engine: a share of the working set, at most the device, at least a small batch."""
-    wanted_tokens = min(config.cache_share * working_set_tokens, profile.capacity_tokens)
+    wanted_tokens = min(config.cache_ratio * working_set_tokens, profile.capacity_tokens)
     batch_tokens = 4.0 * config.prompt_tokens_max
     return int(max(wanted_tokens, batch_tokens) / fleet.block_size_tokens)
 
@@ -177,7 +175,7 @@ def describe(
     summary = workload.summary
     prompts, outputs = summary.prompt_tokens_quantiles, summary.output_tokens_quantiles
     cache_tokens = workload.capacity_blocks * fleet.block_size_tokens
-    cache_share = cache_tokens / workload.working_set_tokens
+    cache_ratio = cache_tokens / workload.working_set_tokens
     requests = (
         f"{summary.requests_count} requests of {summary.conversations_count} whole conversations "
         f"of at least {config.turns_min} turns; prompts p50 {prompts[1]:,}, p90 {prompts[2]:,}, "
@@ -185,23 +183,28 @@ def describe(
         f"{config.output_length_factor:g} of the original length"
     )
     rate = (
-        f"{workload.request_rate:.2f} requests/s, {config.load:.0%} of the fleet's capacity of "
-        f"{workload.capacity_rate:.2f}: engines / busy time per request of one engine with "
-        f"{IN_FLIGHT} requests in flight and an ideal cache"
+        f"{workload.request_rate:.2f} requests/s, {config.capacity_ratio:.0%} of the fleet's "
+        f"capacity of {workload.capacity_rate:.2f}: engines / busy time per request of one engine "
+        f"with {IN_FLIGHT} requests in flight and an ideal cache"
     )
     engines = (
         f"{fleet.workers} x {config.profile}, each with a KV$ of {cache_tokens:,} tokens, "
-        f"{cache_share:.0%} of the {workload.working_set_tokens:,} distinct prompt tokens"
+        f"{cache_ratio:.0%} of the {workload.working_set_tokens:,} distinct prompt tokens"
     )
     clocks = (
         f"the engines' clocks run {workload.speedup:.2f} times as fast as ours; every time is in "
         "their seconds, except what the router adds"
+    )
+    arrivals = (
+        "conversations arrive at the trace's times (open loop); a follow-up turn waits for the "
+        "answer before it (closed loop), so one whose time comes earlier is sent later, by design"
     )
     return (
         ("workload", workload.source),
         ("requests", requests),
         ("reuse", f"an ideal cache could reuse {summary.ideal_hit_ratio:.0%} of the prompt tokens"),
         ("rate", rate),
+        ("arrivals", arrivals),
         ("engines", engines),
         ("time", clocks),
     )

@@ -1,10 +1,14 @@
 """Configuration of the local fleet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+
+from deploy.local.ports import PORT_MAX
+from router.policies import policy_by_name
+from workers.simulated.cost_model import ProfileError, load_profile
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -31,7 +35,7 @@ class FleetConfig:
         event_port: first of the engines' event and replay ports (two each).
         metrics_port: first of the sidecars' metrics ports.
         redis_port: port of the embedded Redis.
-        run_dir: where logs go; its logs are replaced.
+        run_dir: where logs and journals go; those of an earlier fleet are removed.
         journal: let each sidecar write what it published to a file in run_dir.
         log_level: of the routers.
         ready_deadline_s: how long a part may take to come up.
@@ -60,3 +64,21 @@ class FleetConfig:
     log_level: LogLevel = "info"
     ready_deadline_s: PositiveFloat = 60.0
     drain_s: NonNegativeInt = 20
+
+    def __post_init__(self) -> None:
+        """Check what would otherwise end a part that has just been started.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        try:
+            policy_by_name(self.policy)
+        except ValueError as error:
+            raise ValueError(f"policy: {error}") from None
+        try:
+            load_profile(self.profile)
+        except ProfileError as error:
+            raise ValueError(f"profile: {error}") from None
+        for key in (field.name for field in fields(self) if field.name.endswith("_port")):
+            if getattr(self, key) > PORT_MAX:
+                raise ValueError(f"{key}: {getattr(self, key)} is above {PORT_MAX}")

@@ -5,6 +5,10 @@ class FleetError(Exception):
     """The fleet cannot go on."""
 
 
+class RunDirError(FleetError):
+    """Logs and journals have nowhere to go."""
+
+
 class PartCrashError(FleetError):
     """A part ended although nobody stopped it."""
 

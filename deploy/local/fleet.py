@@ -1,27 +1,24 @@
-"""The local fleet: `python -m deploy.local`, and `LocalFleet` for the demo and the tests.
+"""A fleet of processes on this machine, for `python -m deploy.local` and the demo.
 
 Every part is a process of its own: an embedded Redis, simulated engines with a sidecar each, and
 routers that share one port. When a part ends by itself the whole fleet ends, naming it.
 """
 
 import asyncio
-import shutil
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from signal import Signals
+from pathlib import Path
 from typing import Self
 
 import aiohttp
-from jsonargparse import auto_cli
 
-from deploy import embedded_redis, signals
-from deploy.config import FleetConfig
-from deploy.errors import FleetError, PartCrashError, PartNotReadyError
-from deploy.part import Part
-from deploy.plan import ROUTER_CACHE_ENVIRONMENT, FleetPlan, make_plan
-from deploy.ports import PortPicker
+from deploy.local import embedded_redis
+from deploy.local.config import FleetConfig
+from deploy.local.errors import FleetError, PartCrashError, PartNotReadyError, RunDirError
+from deploy.local.layout import ROUTER_CACHE_ENVIRONMENT, FleetLayout, journal_path, lay_out
+from deploy.local.part import Part
+from deploy.local.ports import PortPicker
 
 POLL_S = 0.1
 STOP_GRACE_S = 5.0
@@ -37,16 +34,16 @@ class LocalFleet:
 
     Attributes:
         config: what was asked for.
-        plan: addresses and command lines.
+        layout: addresses and command lines.
         moved_ports: (wanted, given) of the ports that were taken.
         redis: the embedded Redis.
-        workers: engines, in the order of `plan.workers`.
+        workers: engines, in the order of `layout.workers`.
         sidecars: one per worker, in the same order.
-        routers: in the order of `plan.routers`.
+        routers: in the order of `layout.routers`.
     """
 
     config: FleetConfig
-    plan: FleetPlan
+    layout: FleetLayout
     moved_ports: tuple[tuple[int, int], ...]
     redis: Part
     workers: tuple[Part, ...]
@@ -71,8 +68,10 @@ class LocalFleet:
         Raises:
             PartNotReadyError: a part did not come up in time.
             PartCrashError: a part ended by itself, at any moment; the body is cancelled.
+            RunDirError: logs cannot be written.
+            NoFreePortError: there is none for a part.
         """
-        fleet = cls._planned(config, report)
+        fleet = cls._laid_out(config, report)
         try:
             async with asyncio.TaskGroup() as watchers:
                 try:
@@ -84,12 +83,10 @@ class LocalFleet:
             raise _first(group) from None
 
     @classmethod
-    def _planned(cls, config: FleetConfig, report: Report) -> Self:
-        shutil.rmtree(config.run_dir, ignore_errors=True)
-        logs = config.run_dir / "logs"
-        logs.mkdir(parents=True)
+    def _laid_out(cls, config: FleetConfig, report: Report) -> Self:
+        logs = _empty_run_dir(config)
         ports = PortPicker(host=config.host)
-        plan = make_plan(config, ports.pick)
+        layout = lay_out(config, ports.pick)
 
         def part(name: str, command: Sequence[str], environment: dict[str, str]) -> Part:
             return Part(
@@ -100,22 +97,22 @@ class LocalFleet:
             )
 
         redis_command = embedded_redis.command(
-            host=config.host, port=plan.redis_port, directory=config.run_dir
+            host=config.host, port=layout.redis_port, directory=config.run_dir
         )
-        workers = enumerate(plan.workers, start=1)
+        workers = enumerate(layout.workers, start=1)
         return cls(
             config=config,
-            plan=plan,
+            layout=layout,
             moved_ports=tuple(ports.moved),
             redis=part("redis", redis_command, {}),
             workers=tuple(part(f"worker-{i}", w.engine_command, {}) for i, w in workers),
             sidecars=tuple(
                 part(f"sidecar-{i}", worker.sidecar_command, {})
-                for i, worker in enumerate(plan.workers, start=1)
+                for i, worker in enumerate(layout.workers, start=1)
             ),
             routers=tuple(
                 part(f"router-{i}", router.command, ROUTER_CACHE_ENVIRONMENT)
-                for i, router in enumerate(plan.routers, start=1)
+                for i, router in enumerate(layout.routers, start=1)
             ),
             _report=report,
         )
@@ -137,19 +134,19 @@ class LocalFleet:
                 late = f"{part.name} was not ready after {self.config.ready_deadline_s:g} s"
                 raise PartNotReadyError(f"{late}\n{part.tail()}") from None
 
-        await launch(self.redis, lambda: embedded_redis.wait_ready(self.plan.redis_url))
+        await launch(self.redis, lambda: embedded_redis.wait_ready(self.layout.redis_url))
         timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
 
             async def launch_worker(number: int) -> None:
-                plan = self.plan.workers[number]
-                health = f"{plan.engine_url}/health"
+                layout = self.layout.workers[number]
+                health = f"{layout.engine_url}/health"
                 await launch(self.workers[number], lambda: _wait_ok(session, health))
-                metrics = f"{plan.sidecar_url}/metrics"
+                metrics = f"{layout.sidecar_url}/metrics"
                 await launch(self.sidecars[number], lambda: _wait_ok(session, metrics))
 
             async def launch_router(number: int) -> None:
-                url = self.plan.routers[number].admin_url
+                url = self.layout.routers[number].admin_url
                 await launch(self.routers[number], lambda: self._wait_router(session, url))
 
             async with asyncio.TaskGroup() as launches:
@@ -184,6 +181,18 @@ class LocalFleet:
                 part.kill()
 
 
+def _empty_run_dir(config: FleetConfig) -> Path:
+    """Remove what an earlier fleet left there, nothing else; return the folder of the logs."""
+    logs = config.run_dir / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        for left in (*logs.glob("*.log"), *config.run_dir.glob(journal_path(config, "*").name)):
+            left.unlink()
+    except OSError as error:
+        raise RunDirError(f"run_dir: {error}") from error
+    return logs
+
+
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Pick what to tell: a crash explains the other failures."""
     told: BaseException = group.subgroup(PartCrashError) or group.subgroup(FleetError) or group
@@ -216,76 +225,3 @@ async def instances_seen(session: aiohttp.ClientSession, admin_url: str) -> int:
         response.raise_for_status()
         body = await response.json()
     return sum(len(fleet["instances"]) for fleet in body["fleets"])
-
-
-# -- python -m deploy.local -----------------------------------------------------------------------
-
-
-def describe(fleet: LocalFleet) -> str:
-    """Where everything is and a command to try, for a person."""
-    plan = fleet.plan
-    body = (
-        f'{{"model": "{fleet.config.model_name}", "stream": true, "max_tokens": 16, '
-        '"messages": [{"role": "user", "content": "Hello"}]}'
-    )
-    lines = [
-        "",
-        f"  routers   {plan.router_url}/v1 (OpenAI API), /fleet, /metrics",
-        *(f"            {router.admin_url} (this process alone)" for router in plan.routers),
-        *(f"  engine    {worker.engine_url}" for worker in plan.workers),
-        *(f"  sidecar   {worker.sidecar_url}/metrics" for worker in plan.workers),
-        f"  redis     {plan.redis_url}",
-        f"  logs      {fleet.config.run_dir}/logs",
-        "",
-        "try:",
-        f"  curl -N {plan.router_url}/v1/chat/completions -H 'content-type: application/json' \\",
-        f"    -d '{body}'",
-        "",
-        "Ctrl-C drains the routers and stops everything; a second Ctrl-C does not wait.",
-    ]
-    return "\n".join(lines)
-
-
-async def serve(config: FleetConfig) -> int:
-    """Keep a fleet until cancelled.
-
-    Raises:
-        FleetError: a part did not come up or crashed.
-    """
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    say(f"starting {config.workers} workers with sidecars, {config.routers} routers and Redis")
-    try:
-        async with LocalFleet.running(config, say) as fleet:
-            say(describe(fleet))
-            try:
-                await asyncio.Event().wait()
-            finally:
-                say("draining and stopping")
-    finally:
-        say("stopped")
-    return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the fleet until a signal; exit code 0 then, 1 when a part failed."""
-    config = auto_cli(
-        FleetConfig,
-        args=argv,
-        prog="python -m deploy.local",
-        default_env=True,
-        env_prefix="TIMESTABLE_LOCAL",
-        as_positional=False,
-    )
-    try:
-        code = signals.run(lambda: serve(config))
-    except FleetError as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    return 0 if code in {128 + Signals.SIGINT, 128 + Signals.SIGTERM} else code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.config import FleetConfig
+from deploy.local.config import FleetConfig
 
-SIM_MODEL_DIR = Path(__file__).parents[1] / "workers/simulated/tokenizer"
+SIM_MODEL_DIR = Path(__file__).parents[2] / "workers/simulated/tokenizer"
 """Tokenizer and chat template of the simulated model; engines and routers read the same files."""
 
 ROUTER_CACHE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
@@ -16,18 +16,17 @@ ROUTER_CACHE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
+class WorkerLayout:
     """One engine and its sidecar."""
 
     engine_url: str
     engine_command: list[str]
     sidecar_url: str
     sidecar_command: list[str]
-    journal_path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterPlan:
+class RouterLayout:
     """One router process."""
 
     admin_url: str
@@ -35,17 +34,22 @@ class RouterPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetPlan:
+class FleetLayout:
     """The whole fleet."""
 
     redis_url: str
     redis_port: int
     router_url: str
-    workers: tuple[WorkerPlan, ...]
-    routers: tuple[RouterPlan, ...]
+    workers: tuple[WorkerLayout, ...]
+    routers: tuple[RouterLayout, ...]
 
 
-def make_plan(config: FleetConfig, pick_port: Callable[[int], int]) -> FleetPlan:
+def journal_path(config: FleetConfig, number: int | str) -> Path:
+    """Where the sidecar of a worker (1, 2, ... or a pattern) writes what it published."""
+    return config.run_dir / f"journal-{number}.jsonl"
+
+
+def lay_out(config: FleetConfig, pick_port: Callable[[int], int]) -> FleetLayout:
     """Lay out a fleet.
 
     Args:
@@ -55,7 +59,7 @@ def make_plan(config: FleetConfig, pick_port: Callable[[int], int]) -> FleetPlan
     redis_port = pick_port(config.redis_port)
     redis_url = f"redis://{config.host}:{redis_port}"
     router_port = pick_port(config.router_port)
-    return FleetPlan(
+    return FleetLayout(
         redis_url=redis_url,
         redis_port=redis_port,
         router_url=f"http://{config.host}:{router_port}",
@@ -76,12 +80,11 @@ def _program(module: str, *words: str, **options: object) -> list[str]:
 
 def _worker(
     config: FleetConfig, redis_url: str, number: int, pick_port: Callable[[int], int]
-) -> WorkerPlan:
+) -> WorkerLayout:
     port = pick_port(config.engine_port + number)
     events = pick_port(config.event_port + 2 * number)
     replay = pick_port(config.event_port + 2 * number + 1)
     metrics = pick_port(config.metrics_port + number)
-    journal_path = config.run_dir / f"journal-{number + 1}.jsonl"
     engine_url = f"http://{config.host}:{port}"
     engine_command = _program(
         "workers",
@@ -107,18 +110,17 @@ def _worker(
         instances_expected=config.workers,
         metrics_host=config.host,
         metrics_port=metrics,
-        **({"journal_path": journal_path} if config.journal else {}),
+        **({"journal_path": journal_path(config, number + 1)} if config.journal else {}),
     )
-    return WorkerPlan(
+    return WorkerLayout(
         engine_url=engine_url,
         engine_command=engine_command,
         sidecar_url=f"http://{config.host}:{metrics}",
         sidecar_command=sidecar_command,
-        journal_path=journal_path,
     )
 
 
-def _router(config: FleetConfig, redis_url: str, port: int, admin_port: int) -> RouterPlan:
+def _router(config: FleetConfig, redis_url: str, port: int, admin_port: int) -> RouterLayout:
     command = _program(
         "router",
         redis_url=redis_url,
@@ -133,4 +135,4 @@ def _router(config: FleetConfig, redis_url: str, port: int, admin_port: int) -> 
         drain_deadline_s=config.drain_s,
         log_level=config.log_level,
     )
-    return RouterPlan(admin_url=f"http://{config.host}:{admin_port}", command=command)
+    return RouterLayout(admin_url=f"http://{config.host}:{admin_port}", command=command)

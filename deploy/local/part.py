@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.errors import PartCrashError
+from deploy.local.errors import PartCrashError
 
 LEASH = Path(__file__).with_name("leash.py")
 TAIL_LINES = 15

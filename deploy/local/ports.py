@@ -3,7 +3,7 @@
 import socket
 from dataclasses import dataclass, field
 
-from deploy.errors import NoFreePortError
+from deploy.local.errors import NoFreePortError
 
 PORT_MAX = 32_767  # above it Linux takes the source ports of outgoing connections
 
@@ -39,6 +39,8 @@ class PortPicker:
         Raises:
             NoFreePortError: there is none.
         """
+        if not is_free(self.host, 0):
+            raise NoFreePortError(f"host: nothing can listen on `{self.host}` (IPv4)")
         for port in range(wanted, PORT_MAX + 1):
             if port not in self._given and is_free(self.host, port):
                 self._given.add(port)

@@ -42,10 +42,10 @@ local function open_for(record, generation, now)
 end
 
 -- Adds to (or with negative numbers takes from) what is reserved on a slot, unless the slot has
--- passed to another generation. Never below zero.
+-- passed to another generation or is free. Never below zero.
 local function book(counters, slot, generation, requests, tokens)
   local record = read_slot(counters, slot)
-  if record[GENERATION] ~= generation then return end
+  if record[GENERATION] ~= generation or record[FLAGS] == 0 then return end
   record[REQUESTS] = math.max(0, record[REQUESTS] + requests)
   record[TOKENS] = math.max(0, record[TOKENS] + tokens)
   record[PEAK] = math.max(record[PEAK], record[REQUESTS])

@@ -1,11 +1,9 @@
 """Membership and reservations on a real server behave as their Python twins do."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-import redis
+from builders import make_fleet_record, make_instance
+from contract.embedded_server import EmbeddedServer
 from contract.reference import ReferenceFleet
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,62 +16,19 @@ from hypothesis.stateful import (
 )
 
 from indexer.contract import functions, keys
-from indexer.contract.identifiers import InstanceId, RouterId
-from indexer.contract.records import EngineCounters, FleetCounters, FleetRecord, InstanceRecord
+from indexer.contract.identifiers import RouterId
+from indexer.contract.records import EngineCounters
 
-FLEET = FleetRecord(
-    fleet_id=keys.fleet_id("m"),
-    model_scope="m",
-    block_size_tokens=16,
-    partitions=1,
-    bucket_bits=4,
-    epoch=0xFEDCBA9876543210,
-)
-RECORD = InstanceRecord(
-    instance_id=InstanceId("h:1/0#1"),
-    url="http://h:1",
-    models=["m"],
-    model_root="m",
-    block_size_tokens=16,
-)
+FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
+RECORD = make_instance().encode()
 ROUTERS = st.sampled_from(["a", "b"])
 SEQUENCES = st.integers(1, 6)
 
 
-class Server:
-    """A fleet on the embedded server."""
-
-    def __init__(self, socket: Path) -> None:
-        self.redis = redis.Redis(unix_socket_path=str(socket))
-        for name in functions.LIBRARIES:
-            self.call_raw("FUNCTION", "LOAD", "REPLACE", functions.library_text(name))
-
-    def call_raw(self, *command: Any) -> Any:
-        return self.redis.execute_command(*command)
-
-    def call(self, call: functions.Call) -> Any:
-        return self.call_raw(*call.command())
-
-    def found(self) -> None:
-        self.redis.flushdb()
-        self.call(functions.create(FLEET))
-
-    def counters(self) -> FleetCounters:
-        counters = functions.fleet_counters(self.call(functions.read(FLEET.fleet_id)))
-        assert counters is not None
-        return counters
-
-
-@pytest.fixture(scope="module")
-def server(redis_socket: Path) -> Server:
-    """The embedded server, functions loaded."""
-    return Server(redis_socket)
-
-
 @pytest.fixture
-def fleet(server: Server) -> Server:
+def fleet(server: EmbeddedServer) -> EmbeddedServer:
     """A newly founded, empty fleet."""
-    server.found()
+    server.found(FLEET)
     return server
 
 
@@ -82,175 +37,164 @@ def candidates(*rows: tuple[int, int, int]) -> np.ndarray:
     return np.array(list(rows), functions.CANDIDATE)
 
 
-def test_the_books_equal_the_reference_under_any_history(server: Server) -> None:
-    """Counters and ledgers equal the twin's after every step, and zero when everybody has left."""
+class Books(RuleBasedStateMachine):
+    """Any history of joins, reservations, losses and deaths, on the server and in the twin."""
 
-    class Books(RuleBasedStateMachine):
-        def __init__(self) -> None:
-            super().__init__()
-            server.found()
-            self.reference = ReferenceFleet()
+    def __init__(self, server: EmbeddedServer) -> None:
+        super().__init__()
+        self.server = server
+        server.found(FLEET)
+        self.reference = ReferenceFleet()
 
-        @rule()
-        def join(self) -> None:
-            expected = self.reference.join()
-            assert tuple(server.call(functions.join(FLEET.fleet_id, RECORD.encode()))) == expected
+    @rule()
+    def join(self) -> None:
+        expected = self.reference.join()
+        assert tuple(self.server.call(functions.join(FLEET.fleet_id, RECORD))) == expected
 
-        @precondition(lambda self: any(s.used for s in self.reference.slots.values()))
-        @rule(data=st.data())
-        def leave(self, data: st.DataObject) -> None:
-            used = [i for i, s in self.reference.slots.items() if s.used]
-            slot = data.draw(st.sampled_from(used))
-            generation = self.reference.slots[slot].generation
-            assert server.call(functions.close(FLEET.fleet_id, slot, generation, -1)) == 1
-            assert server.call(functions.free(FLEET.fleet_id, slot, generation)) == 1
-            self.reference.leave(slot)
+    @precondition(lambda self: any(s.used for s in self.reference.slots.values()))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        used = [i for i, s in self.reference.slots.items() if s.used]
+        slot = data.draw(st.sampled_from(used))
+        generation = self.reference.slots[slot].generation
+        assert self.server.call(functions.close(FLEET.fleet_id, slot, generation, -1)) == 1
+        assert self.server.call(functions.free(FLEET.fleet_id, slot, generation)) == 1
+        self.reference.leave(slot)
 
-        @rule(router=ROUTERS)
-        def register(self, router: str) -> None:
-            call = functions.register(FLEET.fleet_id, RouterId(router), begin=True)
-            assert server.call(call) == 1
-            self.reference.ledgers.setdefault(router, {})
+    @rule(router=ROUTERS)
+    def register(self, router: str) -> None:
+        call = functions.register(FLEET.fleet_id, RouterId(router), begin=True)
+        assert self.server.call(call) == 1
+        self.reference.ledgers.setdefault(router, {})
 
-        @precondition(lambda self: self.reference.slots)
-        @rule(router=ROUTERS, sequence=SEQUENCES, data=st.data())
-        def reserve(self, router: str, sequence: int, data: st.DataObject) -> None:
-            rows = [
-                (
-                    slot,
-                    data.draw(st.sampled_from([s.generation, s.generation + 1])),
-                    data.draw(st.integers(1, 50)),
-                )
-                for slot, s in self.reference.slots.items()
-            ]
-            expected = self.reference.reserve(router, sequence, rows)
-            call = functions.reserve(FLEET.fleet_id, RouterId(router), sequence, candidates(*rows))
-            status, index, _ = server.call(call)
-            assert (status.decode(), index) == expected
-
-        @rule(router=ROUTERS, sequence=SEQUENCES)
-        def prefilled(self, router: str, sequence: int) -> None:
-            server.call(functions.prefilled(FLEET.fleet_id, RouterId(router), sequence))
-            self.reference.prefilled(router, sequence)
-
-        @rule(router=ROUTERS, sequence=SEQUENCES)
-        def release(self, router: str, sequence: int) -> None:
-            server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
-            self.reference.release(router, sequence)
-
-        @rule(router=ROUTERS)
-        def reap(self, router: str) -> None:
-            server.call(functions.reap(FLEET.fleet_id, RouterId(router)))
-            self.reference.reap(router)
-
-        @precondition(lambda self: self.reference.ledgers)
-        @rule(data=st.data())
-        def lose_and_sync(self, data: st.DataObject) -> None:
-            """Redis forgets part of a ledger (as after a failover); the router sends it whole."""
-            router = data.draw(st.sampled_from(sorted(self.reference.ledgers)))
-            ledger = self.reference.ledgers[router]
-            live = {s: r for s, r in ledger.items() if r is not None}
-            forgotten = data.draw(st.sets(st.sampled_from(sorted(live)))) if live else set()
-            for sequence in forgotten:
-                server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
-            packed = b"".join(
-                s.to_bytes(8, "little")
-                + functions.RESERVATION.pack(
-                    r.slot, r.generation, r.tokens * r.prefill, int(not r.prefill)
-                )
-                for s, r in live.items()
+    @precondition(lambda self: self.reference.slots)
+    @rule(router=ROUTERS, sequence=SEQUENCES, data=st.data())
+    def reserve(self, router: str, sequence: int, data: st.DataObject) -> None:
+        rows = [
+            (
+                slot,
+                data.draw(st.sampled_from([s.generation, s.generation + 1])),
+                data.draw(st.integers(1, 50)),
             )
-            call = functions.sync(FLEET.fleet_id, RouterId(router), packed, forget_tombstones=True)
-            booked, _ = server.call(call)
-            assert booked == len(forgotten)
-            self.reference.ledgers[router] = dict(live)
-            for r in live.values():
-                r.tokens *= r.prefill
+            for slot, s in self.reference.slots.items()
+        ]
+        expected = self.reference.reserve(router, sequence, rows)
+        call = functions.reserve(FLEET.fleet_id, RouterId(router), sequence, candidates(*rows))
+        status, index, _ = self.server.call(call)
+        assert (status.decode(), index) == expected
 
-        @invariant()
-        def counters_equal(self) -> None:
-            slots = server.counters().slots
-            for i, expected in self.reference.slots.items():
-                row = slots[i]
-                assert expected.requests == row["reserved_requests"]
-                assert expected.tokens == row["reserved_prefill_tokens"]
+    @rule(router=ROUTERS, sequence=SEQUENCES)
+    def prefilled(self, router: str, sequence: int) -> None:
+        self.server.call(functions.prefilled(FLEET.fleet_id, RouterId(router), sequence))
+        self.reference.prefilled(router, sequence)
 
-        def teardown(self) -> None:
-            for router in ("a", "b"):
-                server.call(functions.reap(FLEET.fleet_id, RouterId(router)))
-            slots = server.counters().slots
-            assert not slots["reserved_requests"].any()
-            assert not slots["reserved_prefill_tokens"].any()
-            assert not list(server.redis.scan_iter("*ledger*"))
+    @rule(router=ROUTERS, sequence=SEQUENCES)
+    def release(self, router: str, sequence: int) -> None:
+        self.server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
+        self.reference.release(router, sequence)
 
-    run_state_machine_as_test(Books, settings=settings(max_examples=40, deadline=None))
+    @rule(router=ROUTERS)
+    def reap(self, router: str) -> None:
+        self.server.call(functions.reap(FLEET.fleet_id, RouterId(router)))
+        self.reference.reap(router)
+
+    @precondition(lambda self: self.reference.ledgers)
+    @rule(data=st.data())
+    def lose_and_sync(self, data: st.DataObject) -> None:
+        """Redis forgets part of a ledger (as after a failover); the router sends it whole."""
+        router = data.draw(st.sampled_from(sorted(self.reference.ledgers)))
+        ledger = self.reference.ledgers[router]
+        live = {s: r for s, r in ledger.items() if r is not None}
+        forgotten = data.draw(st.sets(st.sampled_from(sorted(live)))) if live else set()
+        for sequence in forgotten:
+            self.server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
+        packed = b"".join(
+            s.to_bytes(8, "little")
+            + functions.RESERVATION.pack(
+                r.slot, r.generation, r.tokens * r.prefill, int(not r.prefill)
+            )
+            for s, r in live.items()
+        )
+        call = functions.sync(FLEET.fleet_id, RouterId(router), packed, forget_tombstones=True)
+        booked, _ = self.server.call(call)
+        assert booked == len(forgotten)
+        self.reference.ledgers[router] = dict(live)
+        for r in live.values():
+            r.tokens *= r.prefill
+
+    @invariant()
+    def counters_equal(self) -> None:
+        slots = self.server.counters(FLEET).slots
+        for i, expected in self.reference.slots.items():
+            row = slots[i]
+            assert expected.requests == row["reserved_requests"]
+            assert expected.tokens == row["reserved_prefill_tokens"]
+
+    def teardown(self) -> None:
+        for router in ("a", "b"):
+            self.server.call(functions.reap(FLEET.fleet_id, RouterId(router)))
+        slots = self.server.counters(FLEET).slots
+        assert not slots["reserved_requests"].any()
+        assert not slots["reserved_prefill_tokens"].any()
+        assert not list(self.server.redis.scan_iter("*ledger*"))
 
 
-def test_the_first_to_create_a_fleet_fixes_its_shape(fleet: Server) -> None:
+def test_the_books_equal_the_reference_under_any_history(server: EmbeddedServer) -> None:
+    """Counters and ledgers equal the twin's after every step, and zero when everybody has left."""
+    run_state_machine_as_test(lambda: Books(server), settings=settings(stateful_step_count=20))
+
+
+def test_the_first_to_create_a_fleet_fixes_its_shape(fleet: EmbeddedServer) -> None:
     """Whoever comes later is told what the fleet is."""
-    other = FleetRecord(
-        fleet_id=FLEET.fleet_id,
-        model_scope="m",
-        block_size_tokens=64,
-        partitions=4,
-        bucket_bits=9,
-        epoch=7,
-    )
+    other = make_fleet_record(block_size_tokens=64, partitions=4, bucket_bits=9, epoch=7)
     assert functions.fleet_record(FLEET.fleet_id, fleet.call(functions.create(other))) == FLEET
-    assert fleet.counters().epoch == FLEET.epoch
+    assert fleet.counters(FLEET).epoch == FLEET.epoch
 
 
-def test_a_full_fleet_refuses_to_be_joined(fleet: Server) -> None:
+def test_a_full_fleet_refuses_to_be_joined(fleet: EmbeddedServer) -> None:
     """257 instances do not fit one partition of 256 slots; a freed slot is given out again."""
     for slot in range(256):
-        assert fleet.call(functions.join(FLEET.fleet_id, RECORD.encode())) == [slot, 1]
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD.encode())) == []
+        assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == [slot, 1]
+    assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == []
     fleet.call(functions.close(FLEET.fleet_id, 77, 1, -1))
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD.encode())) == []  # not swept yet
+    assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == []  # not swept yet
     fleet.call(functions.free(FLEET.fleet_id, 77, 1))
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD.encode())) == [77, 2]
+    assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == [77, 2]
 
 
-def test_instances_spread_over_partitions(server: Server) -> None:
+def test_instances_spread_over_partitions(server: EmbeddedServer) -> None:
     """The emptiest partition takes the next instance, at its lowest free slot."""
-    server.redis.flushdb()
-    wide = FleetRecord(
-        fleet_id=FLEET.fleet_id,
-        model_scope="m",
-        block_size_tokens=16,
-        partitions=3,
-        bucket_bits=4,
-        epoch=1,
-    )
+    server.clear()
+    wide = make_fleet_record(partitions=3)
     server.call(functions.create(wide))
-    got = [server.call(functions.join(FLEET.fleet_id, RECORD.encode()))[0] for _ in range(6)]
+    got = [server.call(functions.join(FLEET.fleet_id, RECORD))[0] for _ in range(6)]
     assert got == [0, 256, 512, 1, 257, 513]
 
 
-def test_foreign_requests_are_those_nobody_reserved(fleet: Server) -> None:
+def test_foreign_requests_are_those_nobody_reserved(fleet: EmbeddedServer) -> None:
     """What an engine reports beyond the most that was reserved since its last report is foreign."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD.encode()))
+    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
     fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
     fleet.call(functions.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
     report = EngineCounters(running_count=3, waiting_count=1, kv_usage_ratio=0.25)
 
     fleet.call(functions.heartbeat(FLEET, slot, generation, counters=report))
-    assert fleet.counters().slots[slot]["foreign_requests"] == 3
+    assert fleet.counters(FLEET).slots[slot]["foreign_requests"] == 3
 
     # The request ends between the engine's count and the heartbeat: still not foreign.
     fleet.call(functions.release(FLEET.fleet_id, router, 1))
     fleet.call(functions.heartbeat(FLEET, slot, generation, counters=report))
-    assert fleet.counters().slots[slot]["foreign_requests"] == 3
+    assert fleet.counters(FLEET).slots[slot]["foreign_requests"] == 3
 
     idle = EngineCounters(running_count=0, waiting_count=0, kv_usage_ratio=0.0)
     fleet.call(functions.heartbeat(FLEET, slot, generation, counters=idle))
-    assert fleet.counters().slots[slot]["foreign_requests"] == 0
+    assert fleet.counters(FLEET).slots[slot]["foreign_requests"] == 0
 
 
-def test_a_slot_that_was_closed_refuses_heartbeats_and_requests(fleet: Server) -> None:
+def test_a_slot_that_was_closed_refuses_heartbeats_and_requests(fleet: EmbeddedServer) -> None:
     """A paused sidecar that comes back finds its slot gone."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD.encode()))
+    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
     fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
     assert fleet.call(functions.close(FLEET.fleet_id, slot, generation, 30.0)) == 0  # lease lives
@@ -260,9 +204,9 @@ def test_a_slot_that_was_closed_refuses_heartbeats_and_requests(fleet: Server) -
     assert fleet.call(call)[0] == b"gone"
 
 
-def test_a_choice_is_refused_when_its_batch_has_moved(fleet: Server) -> None:
+def test_a_choice_is_refused_when_its_batch_has_moved(fleet: EmbeddedServer) -> None:
     """A policy learns that its choice has other counters by now, and what they are."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD.encode()))
+    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
     fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
     fleet.call(functions.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
@@ -277,9 +221,9 @@ def test_a_choice_is_refused_when_its_batch_has_moved(fleet: Server) -> None:
     assert fleet.call(call)[:2] == [b"ok", 0]
 
 
-def test_a_dead_router_is_reaped_exactly_once(fleet: Server) -> None:
+def test_a_dead_router_is_reaped_exactly_once(fleet: EmbeddedServer) -> None:
     """The first caller after the lease has ended takes everything back; the next finds nothing."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD.encode()))
+    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
     fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
     for sequence in range(5):
@@ -291,5 +235,5 @@ def test_a_dead_router_is_reaped_exactly_once(fleet: Server) -> None:
 
     assert fleet.call(functions.reap(FLEET.fleet_id)) == [b"a", 5]
     assert fleet.call(functions.reap(FLEET.fleet_id)) == []
-    assert fleet.counters().slots[slot]["reserved_requests"] == 0
+    assert fleet.counters(FLEET).slots[slot]["reserved_requests"] == 0
     assert fleet.call(functions.register(FLEET.fleet_id, router, begin=False)) == 0

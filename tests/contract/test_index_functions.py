@@ -1,39 +1,18 @@
 """The index functions on a real server answer as their Python twins do."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
-import pytest
-import redis
+from builders import make_fleet_record
+from contract.embedded_server import EmbeddedServer
 from contract.reference import ReferenceIndex
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.contract import block_hash, functions, keys
 from indexer.contract.identifiers import BlockHash, SlotIndex
-from indexer.contract.records import FleetRecord
 
 SLOTS = 256
-FLEET = FleetRecord(
-    fleet_id=keys.fleet_id("m"),
-    model_scope="m",
-    block_size_tokens=16,
-    partitions=1,
-    bucket_bits=6,
-    epoch=1,
-)
+FLEET = make_fleet_record(bucket_bits=6)
 ROOT = block_hash.root(model_scope="m", block_size_tokens=16)
-
-
-@pytest.fixture(scope="module")
-def server(redis_socket: Path) -> Iterator[redis.Redis]:
-    """A client of the embedded server, with the functions loaded."""
-    client = redis.Redis(unix_socket_path=str(redis_socket))
-    for name in functions.LIBRARIES:
-        client.execute_command("FUNCTION", "LOAD", "REPLACE", functions.library_text(name))
-    yield client
-    client.close()
 
 
 def chain(path: list[int]) -> list[BlockHash]:
@@ -42,11 +21,11 @@ def chain(path: list[int]) -> list[BlockHash]:
     return block_hash.split(block_hash.chain(ROOT, packed, 16))
 
 
-def depths(server: redis.Redis, hashes: list[BlockHash]) -> list[int]:
+def depths(server: EmbeddedServer, hashes: list[BlockHash]) -> list[int]:
     """The lookup's answer as leading blocks per slot."""
     out = np.zeros(SLOTS, np.int64)
     call = functions.lookup(FLEET, 0, b"".join(hashes))
-    functions.depths(server.execute_command(*call.command()), out)
+    functions.depths(server.call(call), out)
     return out.tolist()
 
 
@@ -57,19 +36,20 @@ crowds = st.tuples(st.integers(0, 200), st.integers(25, 50), paths)
 
 
 @given(holdings=holdings, crowds=st.lists(crowds, max_size=2), taken=holdings, prompt=paths)
-@settings(deadline=None)
-def test_lookup_equals_the_linear_walk(server, holdings, crowds, taken, prompt) -> None:
+def test_lookup_equals_the_linear_walk(
+    server: EmbeddedServer, holdings, crowds, taken, prompt
+) -> None:
     """Galloping and bisecting gives the depth that walking block by block gives, for every slot."""
-    server.flushdb()
+    server.clear()
     reference = ReferenceIndex()
     for first, count, path in crowds:  # enough holders of one block for the bitmap form
         holdings = holdings + [(slot, path) for slot in range(first, first + count)]
     for slot, _ in holdings:
-        server.execute_command(*functions.open_slot(FLEET.fleet_id, slot, 1).command())
+        server.call(functions.open_slot(FLEET.fleet_id, slot, 1))
     for slot, path in holdings:
         hashes = chain(path)
         call = functions.store(FLEET, SlotIndex(slot), 1, hashes)
-        assert server.execute_command(*call.command()) == 1
+        assert server.call(call) == 1
         reference.store(slot, hashes)
     for slot, path in taken:
         # A sidecar removes children before parents and never leaves a hole.
@@ -78,7 +58,7 @@ def test_lookup_equals_the_linear_walk(server, holdings, crowds, taken, prompt) 
         prefixes = {tuple(chain(p)[: len(p)]) for s, p in holdings if s == slot}
         gone += [h for c in prefixes for i, h in enumerate(c) if set(c[:i]) & set(gone)]
         call = functions.remove(FLEET, SlotIndex(slot), 1, list(dict.fromkeys(reversed(gone))))
-        server.execute_command(*call.command())
+        server.call(call)
         reference.remove(slot, gone)
 
     for path in [prompt, *(p for _, p in holdings[:5])]:
@@ -86,54 +66,50 @@ def test_lookup_equals_the_linear_walk(server, holdings, crowds, taken, prompt) 
         assert depths(server, hashes) == reference.depths(hashes, SLOTS)
 
 
-def test_one_holder_more_than_a_list_holds_and_back(server) -> None:
+def test_one_holder_more_than_a_list_holds_and_back(server: EmbeddedServer) -> None:
     """Holders survive the change from list to bitmap and back."""
-    server.flushdb()
+    server.clear()
     hashes = chain([1, 2, 3])
     for slot in range(33):
-        server.execute_command(*functions.open_slot(FLEET.fleet_id, slot, 1).command())
-        server.execute_command(*functions.store(FLEET, slot, 1, hashes).command())
+        server.call(functions.open_slot(FLEET.fleet_id, slot, 1))
+        server.call(functions.store(FLEET, slot, 1, hashes))
     assert depths(server, hashes)[:34] == [3] * 33 + [0]
 
     for slot in range(2, 33):
-        server.execute_command(*functions.remove(FLEET, slot, 1, hashes[::-1]).command())
+        server.call(functions.remove(FLEET, slot, 1, hashes[::-1]))
 
     assert depths(server, hashes)[:4] == [3, 3, 0, 0]
     # Two holders are two bytes again, whichever way they came to be two.
-    assert {
-        v
-        for k in server.scan_iter(f"{keys.partition(FLEET.fleet_id, 0)}:*")
-        for v in server.hvals(k)
-    } == {b"\x00\x01"}
+    buckets = [keys.bucket(FLEET.fleet_id, 0, i) for i in range(2**FLEET.bucket_bits)]
+    assert {b"\x00\x01"} == {value for key in buckets for value in server.redis.hvals(key)}
 
 
-def test_an_older_generation_cannot_write(server) -> None:
+def test_an_older_generation_cannot_write(server: EmbeddedServer) -> None:
     """A sidecar that lost its slot changes nothing of the slot's next user."""
-    server.flushdb()
+    server.clear()
     hashes = chain([1, 2])
-    assert server.execute_command(*functions.open_slot(FLEET.fleet_id, 3, 2).command()) == 1
-    assert server.execute_command(*functions.open_slot(FLEET.fleet_id, 3, 1).command()) == 0
-    assert server.execute_command(*functions.store(FLEET, 3, 1, hashes).command()) == 0
-    assert server.execute_command(*functions.store(FLEET, 3, 2, hashes).command()) == 1
-    assert server.execute_command(*functions.remove(FLEET, 3, 1, hashes).command()) == 0
+    assert server.call(functions.open_slot(FLEET.fleet_id, 3, 2)) == 1
+    assert server.call(functions.open_slot(FLEET.fleet_id, 3, 1)) == 0
+    assert server.call(functions.store(FLEET, 3, 1, hashes)) == 0
+    assert server.call(functions.store(FLEET, 3, 2, hashes)) == 1
+    assert server.call(functions.remove(FLEET, 3, 1, hashes)) == 0
     assert depths(server, hashes)[3] == 2
 
 
 @given(paths=st.lists(st.tuples(st.sampled_from([1, 2, 40]), paths), min_size=1, max_size=30))
-@settings(deadline=None, max_examples=25)
-def test_a_sweep_leaves_nothing_of_its_slot(server, paths) -> None:
+def test_a_sweep_leaves_nothing_of_its_slot(server: EmbeddedServer, paths) -> None:
     """After a sweep the slot holds nothing, the others hold what they held, and it cannot write."""
-    server.flushdb()
+    server.clear()
     reference = ReferenceIndex()
     for slot in (1, 2, 40):
-        server.execute_command(*functions.open_slot(FLEET.fleet_id, slot, 1).command())
+        server.call(functions.open_slot(FLEET.fleet_id, slot, 1))
     for slot, path in paths:
-        server.execute_command(*functions.store(FLEET, slot, 1, chain(path)).command())
+        server.call(functions.store(FLEET, slot, 1, chain(path)))
         reference.store(slot, chain(path))
     held = sum(2 in holders for holders in reference.holders.values())
 
     taken = sum(
-        server.execute_command(*functions.sweep(FLEET.fleet_id, 2, 1, first, 16).command())
+        server.call(functions.sweep(FLEET.fleet_id, 2, 1, first, 16))
         for first in range(0, 2**FLEET.bucket_bits, 16)
     )
 
@@ -141,18 +117,18 @@ def test_a_sweep_leaves_nothing_of_its_slot(server, paths) -> None:
     assert taken == held
     for _, path in paths:
         assert depths(server, chain(path)) == reference.depths(chain(path), SLOTS)
-    assert server.execute_command(*functions.store(FLEET, 2, 1, chain([1])).command()) == 0
+    assert server.call(functions.store(FLEET, 2, 1, chain([1]))) == 0
 
 
-def test_a_late_sweep_spares_the_next_generation(server: redis.Redis) -> None:
+def test_a_late_sweep_spares_the_next_generation(server: EmbeddedServer) -> None:
     """A sweep for an earlier user of the slot changes nothing of the present one's blocks."""
-    server.flushdb()
+    server.clear()
     hashes = chain([1, 2])
-    server.execute_command(*functions.open_slot(FLEET.fleet_id, SlotIndex(3), 2).command())
-    server.execute_command(*functions.store(FLEET, SlotIndex(3), 2, hashes).command())
+    server.call(functions.open_slot(FLEET.fleet_id, SlotIndex(3), 2))
+    server.call(functions.store(FLEET, SlotIndex(3), 2, hashes))
 
     late = functions.sweep(FLEET.fleet_id, SlotIndex(3), 1, 0, 2**FLEET.bucket_bits)
 
-    assert server.execute_command(*late.command()) == -1
+    assert server.call(late) == -1
     assert depths(server, hashes)[3] == 2
-    assert server.execute_command(*functions.store(FLEET, SlotIndex(3), 2, hashes).command()) == 1
+    assert server.call(functions.store(FLEET, SlotIndex(3), 2, hashes)) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from workers.simulated.events import EventEncoding, encode_batch
+from workers.simulated.event_encoding import EventEncoding, encode_batch
 from workers.simulated.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from workers.simulated.publisher import END_SEQUENCE
 from workers.simulated.request import pack_tokens

@@ -12,15 +12,15 @@ from indexer.errors import MalformedBatch
 from indexer.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, Event, decode_batch
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-REAL = json.loads((GOLDEN / "vllm_0_32_events.json").read_text())
+REAL = json.loads((GOLDEN / "vllm_0_32_kv_events.json").read_text())
 OTHER = json.loads((GOLDEN / "kv_events_other_encodings.json").read_text())
 EIGHT = pack_tokens(range(8))
 
 
-def real(words: str) -> tuple[Event, ...]:
-    """Events of the recorded frame whose note has these words."""
-    (frame,) = (f for f in REAL["frames"] if words in f["note"])
-    batch = decode_batch(bytes.fromhex(frame["frames_hex"][2]))
+def real(name: str) -> tuple[Event, ...]:
+    """Events of the recorded sample of this name."""
+    (sample,) = (one for one in REAL["samples"] if one["name"] == name)
+    batch = decode_batch(bytes.fromhex(sample["frames_hex"][2]))
     assert (batch.unknown_count, batch.malformed_count) == (0, 0)
     return batch.events
 
@@ -38,7 +38,7 @@ def stored(**changes: Any) -> BlockStored:
 
 def test_real_prefill() -> None:
     """A prefill stores all its new full blocks in one event without a parent."""
-    (event,) = real("prompt prefill")
+    (event,) = real("prefill_root")
     assert isinstance(event, BlockStored)
     assert (len(event.hashes), event.parent, event.block_size_tokens) == (10, None, 32)
     assert len(event.tokens) == 10 * 32 * 4
@@ -49,7 +49,7 @@ def test_real_prefill() -> None:
 
 def test_real_decode_block_names_its_parent() -> None:
     """A block filled while decoding comes alone and names the block before it."""
-    (event,) = real("during decode")
+    (event,) = real("decode_with_parent")
     assert isinstance(event, BlockStored)
     assert [event.parent] == [1978356515219766250]
     assert len(event.hashes) == 1
@@ -57,18 +57,18 @@ def test_real_decode_block_names_its_parent() -> None:
 
 def test_real_evictions_come_before_the_store() -> None:
     """Evictions are one event a block, in the batch of the store that needed the room."""
-    events = real("eviction")
+    events = real("evicted_and_stored")
     assert [BlockRemoved] * 13 + [BlockStored] == [type(event) for event in events]
 
 
 def test_real_reset() -> None:
     """A reset arrives as AllBlocksCleared ahead of the next store."""
-    assert [AllBlocksCleared, BlockStored] == [type(event) for event in real("reset_prefix_cache")]
+    assert [AllBlocksCleared, BlockStored] == [type(event) for event in real("cleared_and_stored")]
 
 
 def test_real_cache_salt() -> None:
     """The salt stands bare among the first block's extra keys and belongs to the prompt."""
-    (event,) = real("cache_salt")
+    (event,) = real("salt_and_session")
     assert isinstance(event, BlockStored)
     assert (event.salt, event.extra_keys) == ("tenant-a", None)
 

@@ -169,8 +169,8 @@ async def test_a_taken_port_is_told_and_avoided(start: Start) -> None:
 
 async def test_a_part_that_cannot_start_is_named_with_its_log(start: Start) -> None:
     """A bad option of a part shows up as that part's own message."""
-    async with start("--profile=no-such-profile") as command:
+    async with start("--block_size_tokens=4") as command:
         exit_code = await command.end()
     assert exit_code == 1
-    assert re.search(r"worker-1 ended unexpectedly \(exit code \d+\)", command.said)
-    assert "no-such-profile" in command.said.split("ended unexpectedly")[1]
+    assert re.search(r"sidecar-1 ended unexpectedly \(exit code \d+\)", command.said)
+    assert "block_size_tokens: 4" in command.said.split("ended unexpectedly")[1]

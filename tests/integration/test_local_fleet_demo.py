@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.summary import PolicyResult
+from deploy.demo.summary import PolicyResult
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -65,17 +65,3 @@ async def test_ctrl_c_ends_the_demo_with_130_and_nothing_running(tmp_path: Path)
         await process.communicate()
     # Redis, two engines with a sidecar each, two routers.
     assert (process.returncode, len(parts), running(parts)) == (130, 7, set())
-
-
-async def test_a_trace_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    """A wrong path ends the demo before anything is started."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deploy.demo", "--trace=no/such.jsonl", f"--out_dir={tmp_path}"),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(DEADLINE_S):
-        output, _ = await process.communicate()
-    assert process.returncode == 1
-    assert "no/such.jsonl" in output.decode()

@@ -8,10 +8,12 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
 from engine_stand_in import EngineStandIn, stored
+from waiting import until
 
 from indexer.contract import functions, keys
 from indexer.contract.identifiers import RouterId
@@ -53,7 +55,7 @@ async def test_sigterm_leaves_gracefully(
     engine = EngineStandIn()
     async with engine:
         await engine.publishers[0].publish(stored([1], range(16)))
-        args = ["--engine-url", engine.url, "--redis-url", f"unix://{redis_socket}"]
+        args = ["--engine_url", engine.url, "--redis_url", f"unix://{redis_socket}"]
         async with process(*args, "--metrics_port", "0") as child:
             await line_of(child, "events_subscribed")
             child.send_signal(signal.SIGTERM)
@@ -99,13 +101,15 @@ async def test_inspect_decodes_everything(
             await line_of(child, "events_subscribed")
             router = RouterId("r1")
             await functions.run(redis_client, functions.register(FLEET, router, begin=True))
-            async with asyncio.timeout(20):
-                while True:
-                    shown = await inspect(url)
-                    (fleet,) = shown["fleets"]
-                    (instance,) = fleet["instances"]
-                    if fleet["index"]["blocks_estimate"] == 4 and instance["running_count"] == 2:
-                        break
+            fleet: dict[str, Any] = {}
+
+            async def has_blocks_and_load() -> bool:
+                fleet.update((await inspect(url))["fleets"][0])
+                load = fleet["instances"][0]["running_count"]
+                return (fleet["index"]["blocks_estimate"], load) == (4, 2)
+
+            await until(has_blocks_and_load, "four blocks, two requests", 20)
+    (instance,) = fleet["instances"]
     assert (fleet["model_scope"], fleet["block_size_tokens"], fleet["partitions"]) == ("m", 16, 1)
     assert (engine.url, 0, 1, ["USED"], 0.25) == (
         instance["url"],
@@ -114,16 +118,16 @@ async def test_inspect_decodes_everything(
         instance["flags"],
         instance["kv_usage_ratio"],
     )
-    assert 0 < instance["lease_s"] <= 5
+    assert 0 < instance["lease_left_s"] <= 5
     assert [(r["router_id"], r["reservations"]) for r in fleet["routers"]] == [("r1", 0)]
 
 
-async def inspect(url: str) -> dict[str, list[dict[str, object]]]:
+async def inspect(url: str) -> dict[str, list[dict[str, Any]]]:
     """What the inspect command prints as JSON."""
     async with process("inspect", "--redis_url", url, "--format", "json") as child:
         out, err = await child.communicate()
         assert (child.returncode, err) == (0, b"")
-    shown: dict[str, list[dict[str, object]]] = json.loads(out)
+    shown: dict[str, list[dict[str, Any]]] = json.loads(out)
     return shown
 
 

@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from workers.simulated.cost_model import CostModel
 from workers.simulated.engine import Engine, EngineConfig
-from workers.simulated.events import EventEncoding, encode_batch
+from workers.simulated.event_encoding import EventEncoding, encode_batch
 from workers.simulated.metrics import EngineMetrics
 from workers.simulated.publisher import END_SEQUENCE, EventPublisher
 from workers.simulated.request import Request, pack_tokens
@@ -82,7 +82,7 @@ async def test_live_message_is_topic_sequence_payload() -> None:
     """Three frames; sequence numbers count without gaps."""
     async with publishing() as publisher, client(zmq.SUB, publisher.endpoint) as sub:
         await subscribed(publisher, sub)
-        first = publisher.next_sequence
+        first = publisher._sequence
         publisher.publish(b"one")
         publisher.publish(b"two")
         frames: list[Frames] = []
@@ -249,7 +249,7 @@ async def test_live_view_replayed_view_and_pool_agree() -> None:
                 assert engine.reset_prefix_cache()
         task.cancel()
         live: list[bytes] = []
-        last = (publisher.next_sequence - 1).to_bytes(8, "big")
+        last = (publisher._sequence - 1).to_bytes(8, "big")
         sequence = b""
         while sequence != last:
             _, sequence, payload = await sub.recv_multipart()

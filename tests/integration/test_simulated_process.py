@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30.0
 FREE_PORTS = (
     *("--port", "0"),
-    *("--event-endpoint", "tcp://127.0.0.1:*"),
+    *("--event_endpoint", "tcp://127.0.0.1:*"),
     *("--replay_endpoint", "tcp://127.0.0.1:*"),
 )
 
@@ -101,26 +101,26 @@ async def test_environment_variables_are_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected", "words"),
     [
-        (("simulate", "--speed_up", "2"), "speed_up"),
-        (("simulate", "--speedup", "-2"), "speedup"),
-        (("simulate", "--event_encoding", "xml"), "event_encoding"),
-        (("simulate", "--profile", "abacus"), "a100-llama-3.1-8b"),
-        (("simulate", "--tokenizer_path", "/nowhere"), "/nowhere/tokenizer.json does not exist"),
-        (("simulate", "--capacity_blocks", "10", "--max_model_len_tokens", "999"), "63 blocks"),
-        (("simulate", "--event_endpoint", "nonsense"), "event endpoint nonsense"),
-        (("simulate", "--host", "203.0.113.1", *FREE_PORTS), "203.0.113.1"),
-        (("simulate", "--", "--max-model-len", "7"), "unexpected arguments after --"),
-        (("vllm", "--model", "m"), "install the vllm extra"),
+        (("simulate", "--speed_up", "2"), 2, "speed_up"),
+        (("simulate", "--speedup", "-2"), 2, "speedup"),
+        (("simulate", "--event_encoding", "xml"), 2, "event_encoding"),
+        (("simulate", "--profile", "abacus"), 2, "a100-llama-3.1-8b"),
+        (("simulate", "--tokenizer_path", "/nowhere"), 2, "/nowhere/tokenizer.json does not exist"),
+        (("simulate", "--capacity_blocks", "10", "--max_model_len_tokens", "999"), 2, "63 blocks"),
+        (("simulate", "--event_endpoint", "nonsense"), 1, "event endpoint nonsense"),
+        (("simulate", "--host", "203.0.113.1", *FREE_PORTS), 1, "203.0.113.1"),
+        (("simulate", "--", "--max-model-len", "7"), 2, "unexpected arguments after --"),
+        (("vllm", "--model", "m"), 1, "install the vllm extra"),
     ],
 )
 async def test_bad_options_are_named_without_a_stack_trace(
-    arguments: tuple[str, ...], words: str
+    arguments: tuple[str, ...], expected: int, words: str
 ) -> None:
-    """A start-up error says which key or value is wrong."""
+    """A start-up error says which key or value is wrong: status 2 for usage, 1 for weather."""
     status, text = await finish(*arguments)
-    assert status != 0
+    assert expected == status
     assert words in text
     assert "Traceback" not in text
 

@@ -246,7 +246,5 @@ class BlockTableMachine(RuleBasedStateMachine):
         assert self.written == {}
 
 
-BlockTableMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None
-)
+BlockTableMachine.TestCase.settings = settings(stateful_step_count=20)
 TestBlockTable = BlockTableMachine.TestCase

@@ -1,5 +1,7 @@
 """Laws every policy, and the product score in particular, must keep."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builders import make_request, make_snapshot
@@ -77,13 +79,14 @@ def test_more_hits_never_worsen_an_instance(fleet: FleetSnapshot, data: st.DataO
 def test_a_factor_on_either_term_changes_no_choice(fleet: FleetSnapshot, factor: int) -> None:
     """There is nothing to tune: scaling tokens, or scaling batch + 1, keeps the order."""
     request = make_request(PROMPT_TOKENS)
-    scores = LMetric()(request, fleet)
-    tokens = (fleet.queued_prefill_tokens + fleet.new_prefill_tokens) * factor
-    assert (
-        np.argsort(tokens * (fleet.batch_size + 1), kind="stable")
-        == np.argsort(scores, kind="stable")
-    ).all()
-    batches = (fleet.batch_size + 1) * factor
-    assert (
-        np.argsort(tokens // factor * batches, kind="stable") == np.argsort(scores, kind="stable")
-    ).all()
+    more_tokens = replace(
+        fleet,
+        queued_prefill_tokens=fleet.queued_prefill_tokens * factor,
+        new_prefill_tokens=fleet.new_prefill_tokens * factor,
+    )
+    larger_batches = replace(fleet, batch_size=(fleet.batch_size + 1) * factor - 1)
+    expected, *scaled = (
+        np.argsort(LMetric()(request, one), kind="stable").tolist()
+        for one in (fleet, more_tokens, larger_batches)
+    )
+    assert [expected, expected] == scaled

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.simulated.cost_model import CostModel
@@ -181,7 +181,6 @@ def test_tokens_of_a_request_come_in_order_and_in_number(
 
 
 @given(limits, actions)
-@settings(max_examples=30)
 def test_same_schedule_same_outcome(limits: dict[str, int], actions: list) -> None:
     """No clock, no randomness: two engines under one schedule say the same."""
     runs = [make_run(limits), make_run(limits)]

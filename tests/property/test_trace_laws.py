@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.arrivals import replay
@@ -76,7 +76,6 @@ def _unlabelled(rows: Sequence[TraceRow]) -> list[TraceRow]:
 ROWS = st.lists(block_rows(), min_size=1, max_size=12)
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(block_rows() | other_rows(), min_size=1, max_size=5),
     suffix=st.sampled_from((".jsonl", ".jsonl.gz")),
@@ -90,7 +89,6 @@ def test_written_rows_read_back_equal(rows: list[TraceRow], suffix: str) -> None
     assert (tuple(_by_arrival(rows)), 0) == (trace.rows, trace.skipped_rows_count)
 
 
-@settings(deadline=None)
 @given(rows=st.lists(block_rows(), min_size=1, max_size=5))
 def test_mooncake_rows_mean_the_same_as_ours(rows: list[TraceRow]) -> None:
     """The same requests written in either format differ in nothing but the block size."""
@@ -114,7 +112,6 @@ def test_mooncake_rows_mean_the_same_as_ours(rows: list[TraceRow]) -> None:
     assert expected == [(row.arrival_s, row.output_tokens, row.block_ids) for row in read]
 
 
-@settings(deadline=None)
 @given(
     ids=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=8),
     seed=st.integers(0, 2**32),
@@ -129,7 +126,6 @@ def test_equal_ids_give_equal_blocks_and_unequal_ids_unequal_ones(
     assert int(blocks.max()) < 1000
 
 
-@settings(deadline=None)
 @given(
     ids=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     cut=st.floats(0, 1),
@@ -168,7 +164,6 @@ def _naive_hit_tokens(rows: Sequence[TraceRow], engine_block: int) -> list[int]:
     return hits
 
 
-@settings(deadline=None)
 @given(rows=ROWS, engine_block=st.sampled_from((1, 2, 3, 4, 16)))
 def test_ideal_hits_equal_those_of_the_real_tokens(rows: list[TraceRow], engine_block: int) -> None:
     """Counting over block ids and comparing every pair of token sequences agree exactly."""
@@ -176,7 +171,6 @@ def test_ideal_hits_equal_those_of_the_real_tokens(rows: list[TraceRow], engine_
     assert _naive_hit_tokens(rows, engine_block) == list(hits)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, factor=st.sampled_from((0.25, 0.5, 2.0, 3.0)))
 def test_length_factor_keeps_who_shares_full_blocks(rows: list[TraceRow], factor: float) -> None:
     """Resized blocks keep ids and conversations; lengths follow within one token a prompt."""
@@ -187,7 +181,6 @@ def test_length_factor_keeps_who_shares_full_blocks(rows: list[TraceRow], factor
         assert abs(before.prompt_tokens * factor - after.prompt_tokens) <= 1
 
 
-@settings(deadline=None)
 @given(
     gaps_s=st.lists(st.floats(0, 100), min_size=1, max_size=30),
     rate=st.floats(0.01, 1000),
@@ -202,7 +195,6 @@ def test_scaling_keeps_order_and_proportions(gaps_s: list[float], rate: float) -
     assert np.isclose((len(schedule) - 1) / rate, schedule[-1])
 
 
-@settings(deadline=None)
 @given(steps=st.lists(st.integers(0, 4), min_size=1, max_size=30), seed=st.integers(0, 2**32))
 def test_spreading_stays_within_the_step_and_in_order(steps: list[int], seed: int) -> None:
     """Rows rounded to 3 s stay in their 3 s, in order, and a seed repeats the spread."""
@@ -220,7 +212,6 @@ def test_spreading_stays_within_the_step_and_in_order(steps: list[int], seed: in
     assert spread == spread_equal_arrivals(rows, seed=seed)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, first=st.integers(0, 3), count=st.integers(1, 12))
 def test_whole_conversations_are_never_torn(rows: list[TraceRow], first: int, count: int) -> None:
     """Of every conversation of the trace a slice has all rows or none."""
@@ -251,7 +242,6 @@ def test_whole_conversations_are_never_torn(rows: list[TraceRow], first: int, co
     assert expected == [row.output_tokens for row in take_slice(rows, spec)]
 
 
-@settings(deadline=None)
 @given(rows=ROWS)
 def test_labelling_a_slice_changes_none_of_its_conversations(rows: list[TraceRow]) -> None:
     """The labels written into a whole slice give the figures found without them."""

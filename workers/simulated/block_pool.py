@@ -8,7 +8,7 @@ be stored twice and removed twice.
 
 from collections.abc import Sequence
 
-from workers.simulated.eviction import EvictionPolicy
+from workers.simulated.eviction import LeastRecentlyUsed
 from workers.simulated.kv_events import BlocksCleared, BlocksRemoved, KvEvent
 
 
@@ -21,11 +21,10 @@ class BlockPool:
             the owner adds what it stored, which keeps engine order.
     """
 
-    def __init__(self, *, capacity_blocks: int, eviction: EvictionPolicy) -> None:
-        assert len(eviction) == capacity_blocks, (len(eviction), capacity_blocks)
+    def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
         self.events: list[KvEvent] = []
-        self._eviction = eviction
+        self._eviction = LeastRecentlyUsed(capacity_blocks)
         self._references = [0] * capacity_blocks
         self._hash_of: list[int | None] = [None] * capacity_blocks
         self._first: dict[int, int] = {}  # hash -> the block a hit gets

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from workers.simulated.block_pool import BlockPool
 from workers.simulated.cost_model import CostModel
-from workers.simulated.eviction import EVICTION_POLICIES
 from workers.simulated.kv_events import BlocksStored
 from workers.simulated.request import TOKEN_BYTES, ActiveRequest, Request
 from workers.simulated.step import Admission, EngineTotals, Step, StepOutput, Token
@@ -38,7 +37,6 @@ class EngineConfig:
         capacity_blocks: blocks in the pool.
         max_num_seqs: requests in the batch at most.
         max_num_batched_tokens: tokens computed in a step at most.
-        eviction: name of the eviction policy.
         output_ids: token ids that answers are made of.
     """
 
@@ -48,7 +46,6 @@ class EngineConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     output_ids: Sequence[int]
-    eviction: str = "lru"
 
 
 class Engine:
@@ -57,10 +54,7 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.totals = EngineTotals()
-        self.pool = BlockPool(
-            capacity_blocks=config.capacity_blocks,
-            eviction=EVICTION_POLICIES[config.eviction](config.capacity_blocks),
-        )
+        self.pool = BlockPool(config.capacity_blocks)
         self._active: dict[str, ActiveRequest] = {}
         self._running: list[ActiveRequest] = []
         self._waiting: deque[ActiveRequest] = deque()
@@ -123,7 +117,6 @@ class Engine:
         if not batch:
             return None
         duration_s = self._duration_s(batch)
-        self.totals.step_count += 1
         self.totals.busy_s += duration_s
         return Step(duration_s=duration_s, admissions=admissions, batch=batch)
 

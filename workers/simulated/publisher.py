@@ -78,11 +78,6 @@ class EventPublisher:
             self.close()
             raise
 
-    @property
-    def next_sequence(self) -> int:
-        """Sequence number the next batch gets; equals the number of batches published."""
-        return self._sequence
-
     def publish(self, payload: bytes) -> None:
         """Send one batch and keep it for replay. Never blocks."""
         self._buffer.append(payload)

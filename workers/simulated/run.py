@@ -8,7 +8,7 @@ from workers.config import MAX_MODEL_LEN_TOKENS, ConfigError, SimulateConfig
 from workers.simulated.completions import ServedModels
 from workers.simulated.cost_model import load_profile
 from workers.simulated.engine import Engine, EngineConfig
-from workers.simulated.events import EventEncoding
+from workers.simulated.event_encoding import EventEncoding
 from workers.simulated.metrics import EngineMetrics
 from workers.simulated.publisher import EventPublisher
 from workers.simulated.runtime import EngineRuntime
@@ -46,7 +46,6 @@ def build(config: SimulateConfig) -> Parts:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             output_ids=text_model.output_ids,
-            eviction=config.eviction,
         )
     )
     publisher = None

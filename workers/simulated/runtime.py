@@ -5,7 +5,7 @@ import time
 from typing import Protocol
 
 from workers.simulated.engine import Engine
-from workers.simulated.events import EventEncoding, encode_batch
+from workers.simulated.event_encoding import EventEncoding, encode_batch
 from workers.simulated.metrics import EngineMetrics
 from workers.simulated.publisher import EventPublisher
 from workers.simulated.request import Request

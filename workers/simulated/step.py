@@ -54,5 +54,4 @@ class EngineTotals:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemption_count: int = 0
-    step_count: int = 0
     busy_s: float = 0.0

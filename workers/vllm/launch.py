@@ -60,6 +60,8 @@ def command(config: VllmConfig, extra: Sequence[str]) -> list[str]:
         "replay_endpoint": config.replay_endpoint,
         "topic": config.event_topic,
     }
+    # vLLM 0.32 calls this module deprecated in favour of `vllm serve`, which fails on some CPU
+    # builds: it looks for metadata of a distribution named vllm, and theirs has another name.
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     line += ["--model", config.model, "--host", config.host, "--port", str(config.port)]
     if config.served_model_name is not None:

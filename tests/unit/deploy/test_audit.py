@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deploy.audit import Journal, ServedRequest, Verdict, audit, judge
+from deploy.demo.audit import Journal, ServedRequest, Verdict, audit, judge
 from indexer.contract import block_hash
 
 BLOCK = 16
@@ -41,7 +41,7 @@ def line(
         {
             "published_s": at_s,
             "instance_id": instance_id,
-            "engine_ts": at_s if engine_s is None else engine_s,
+            "engine_ts_s": at_s if engine_s is None else engine_s,
             "added": [CHAIN[number].hex() for number in added],
             "removed": [CHAIN[number].hex() for number in removed],
         }
@@ -148,7 +148,7 @@ def test_shares_are_of_all_requests() -> None:
 
 def test_without_an_engine_time_the_time_of_publishing_counts() -> None:
     """A sidecar that cannot date a change dates it no earlier than it published it."""
-    entry = json.loads(line(added=(1,), at_s=FIRST_TOKEN_S + 1)) | {"engine_ts": None}
+    entry = json.loads(line(added=(1,), at_s=FIRST_TOKEN_S + 1)) | {"engine_ts_s": None}
     request = make_request(predicted_blocks=1, actual_blocks=2)
     journal = Journal.parse([json.dumps(entry)])
     expected = Verdict.UNEXPLAINED
@@ -158,4 +158,4 @@ def test_without_an_engine_time_the_time_of_publishing_counts() -> None:
 def test_a_broken_journal_is_refused() -> None:
     """A journal that cannot be read must not pass for an empty one."""
     with pytest.raises(KeyError, match="added"):
-        Journal.parse(['{"published_s": 1, "engine_ts": 1, "instance_id": "a"}'])
+        Journal.parse(['{"published_s": 1, "engine_ts_s": 1, "instance_id": "a"}'])

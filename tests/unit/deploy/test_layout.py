@@ -1,30 +1,30 @@
-"""The plan of a local fleet: who listens where and who is told about whom."""
+"""The layout of a local fleet: who listens where and who is told about whom."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.config import FleetConfig
-from deploy.plan import FleetPlan, make_plan
+from deploy.local.config import FleetConfig
+from deploy.local.layout import FleetLayout, lay_out
 
 CONFIG = FleetConfig(workers=2, routers=2, run_dir=Path("run"))
 
 
-def plan(config: FleetConfig = CONFIG) -> FleetPlan:
+def layout(config: FleetConfig = CONFIG) -> FleetLayout:
     """Lay out a fleet on a machine where every port is free."""
-    return make_plan(config, lambda wanted: wanted)
+    return lay_out(config, lambda wanted: wanted)
 
 
 def test_routers_share_one_port_and_have_one_of_their_own() -> None:
     """Clients see one address; an operator can address each process."""
-    commands = [router.command for router in plan().routers]
+    commands = [router.command for router in layout().routers]
     shared = [command for command in commands if {"--port=8000", "--reuse_port=true"} <= {*command}]
-    admin_urls = [router.admin_url for router in plan().routers]
+    admin_urls = [router.admin_url for router in layout().routers]
     assert (commands, ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]) == (shared, admin_urls)
 
 
 def test_each_sidecar_watches_its_own_engine() -> None:
     """The engine's URL is all a sidecar is told about it."""
-    workers = plan().workers
+    workers = layout().workers
     watched = [f"--engine_url={worker.engine_url}" in worker.sidecar_command for worker in workers]
     assert (watched, len({worker.engine_url for worker in workers})) == ([True, True], 2)
 
@@ -37,7 +37,7 @@ def test_no_two_listeners_share_a_port() -> None:
         wanted.append(port)
         return port
 
-    make_plan(replace(CONFIG, workers=8, routers=4), pick)
+    lay_out(replace(CONFIG, workers=8, routers=4), pick)
     # Redis, the shared port, four admin ports, and four ports for each worker and its sidecar.
     assert (1 + 1 + 4 + 8 * 4) == len(set(wanted)) == len(wanted)
 
@@ -46,7 +46,7 @@ def test_journals_are_written_only_on_demand() -> None:
     """A fleet that stays up writes no file that only grows."""
 
     def journals(config: FleetConfig) -> int:
-        commands = [worker.sidecar_command for worker in plan(config).workers]
+        commands = [worker.sidecar_command for worker in layout(config).workers]
         return sum("--journal_path" in " ".join(command) for command in commands)
 
     assert (journals(CONFIG), journals(replace(CONFIG, journal=True))) == (0, 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import PartCrashError
-from deploy.part import Part
+from deploy.local.errors import PartCrashError
+from deploy.local.part import Part
 
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = (
@@ -83,7 +83,7 @@ async def test_a_part_dies_with_a_killed_parent(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     parent_code = f"""
 import asyncio, pathlib, sys
-from deploy.part import Part
+from deploy.local.part import Part
 async def main():
     part = Part(name="p", command=[sys.executable, "-c", {SLEEP!r}], log_path=pathlib.Path("p.log"))
     await part.start()

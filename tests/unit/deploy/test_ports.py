@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.errors import NoFreePortError
-from deploy.ports import PORT_MAX, PortPicker, is_free
+from deploy.local.errors import NoFreePortError
+from deploy.local.ports import PORT_MAX, PortPicker, is_free
 
 HOST = "127.0.0.1"
 
@@ -38,3 +38,10 @@ def test_an_exhausted_range_is_an_error() -> None:
     ports = PortPicker(host=HOST)
     with pytest.raises(NoFreePortError, match=str(PORT_MAX)):
         [ports.pick(PORT_MAX - 1) for _ in range(3)]
+
+
+def test_a_host_of_another_machine_is_told_at_once() -> None:
+    """A wrong host is not a long search for a free port."""
+    ports = PortPicker(host="192.0.2.1")  # RFC 5737: nobody's
+    with pytest.raises(NoFreePortError, match=r"host: nothing can listen on `192\.0\.2\.1`"):
+        ports.pick(8000)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.measure import EngineReading, RouterLogs, parse_reading
+from deploy.demo.readings import EngineReading, RouterLogs, parse_reading
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -31,6 +31,12 @@ def test_a_server_that_is_no_simulated_engine_is_refused() -> None:
     """A missing metric is an error, not a zero."""
     with pytest.raises(KeyError, match="busy_seconds"):
         parse_reading("vllm:num_requests_running 1.0\n")
+
+
+def test_a_page_that_is_no_metrics_is_refused() -> None:
+    """Another server on the engine's port is told from an engine without work."""
+    with pytest.raises(ValueError, match="invalid metric name"):
+        parse_reading("<html> not metrics </html>\n")
 
 
 def test_router_logs_are_read_once_and_by_whole_lines(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.audit import Audit
-from deploy.summary import PolicyResult, failures, in_simulated_time, result, served
+from deploy.demo.audit import Audit
+from deploy.demo.summary import PolicyResult, failures, in_simulated_time, result, served
 from loadgen.records import RequestRecord
 
 RECORD = RequestRecord(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from indexer.contract.records import EngineCounters
 from indexer.engine_metrics import CacheConfig, EngineSample, parse_cache_configs, parse_samples
 
 TEXT = rb"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -26,9 +27,8 @@ vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_gpu_blo
 
 def sample(running: int, waiting: int, usage: float, sleep: int | None = None) -> EngineSample:
     """A sample by position."""
-    return EngineSample(
-        running_count=running, waiting_count=waiting, kv_usage_ratio=usage, sleep_level=sleep
-    )
+    counters = EngineCounters(running_count=running, waiting_count=waiting, kv_usage_ratio=usage)
+    return EngineSample(counters=counters, sleep_level=sleep)
 
 
 def test_samples_by_engine() -> None:

@@ -8,9 +8,9 @@ from indexer.config import InspectConfig, SidecarConfig, loggable, parse
 
 
 def test_without_a_word_it_is_the_sidecar() -> None:
-    """`run` may be left out; dashes are as good as underscores."""
+    """`run` may be left out."""
     expected = SidecarConfig(redis_url="redis://h:1", scrape_interval_s=0.05)
-    args = ["--redis-url", "redis://h:1", "--scrape_interval_s=0.05"]
+    args = ["--redis_url", "redis://h:1", "--scrape_interval_s=0.05"]
     assert expected == parse(args) == parse(["run", *args])
 
 

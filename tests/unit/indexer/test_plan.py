@@ -30,8 +30,8 @@ def engine(**changes: Any) -> EngineInfo:
 
 def test_scope_is_the_first_served_name() -> None:
     """Aliases of one model share its fleet; an option may name it."""
-    assert plan(SidecarConfig(), engine()).wish.model_scope == "m"
-    assert plan(SidecarConfig(model_scope="x"), engine()).wish.model_scope == "x"
+    assert plan(SidecarConfig(), engine()).founding.model_scope == "m"
+    assert plan(SidecarConfig(model_scope="x"), engine()).founding.model_scope == "x"
 
 
 def test_every_plan_draws_new_ids() -> None:

@@ -1,4 +1,4 @@
-"""The command line: commands, spellings, and errors that name the option."""
+"""The command line: commands, options, and errors that name the option."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from loadgen.config import GenerateConfig, ReplayConfig, parse
 from loadgen.trace import read_trace
 
 
-def test_dashes_and_underscores_are_one_option() -> None:
-    """Only the name is touched, not the value."""
-    config = parse(["generate", "--out=a-b.jsonl", "--requests-count", "5"])
+def test_options_of_a_command_become_its_config() -> None:
+    """Values may follow `=` or a blank."""
+    config = parse(["generate", "--out=a-b.jsonl", "--requests_count", "5"])
     assert GenerateConfig(out="a-b.jsonl", requests_count=5) == config
 
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.http_response import HEAD_BYTES_MAX, FramingError, ResponseHead, ResponseParser
@@ -34,7 +34,6 @@ def _parse(*pieces: bytes) -> tuple[_Collected, ResponseParser, bool]:
     return collected, parser, finished[-1]
 
 
-@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, len(CHUNKED)), max_size=10))
 def test_chunked_body_is_the_same_however_it_is_cut(cuts: list[int]) -> None:
     """Any cut: before, inside and after a chunk line, a payload, a CRLF."""

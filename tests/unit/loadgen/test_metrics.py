@@ -64,7 +64,7 @@ def test_prediction_is_compared_with_what_the_engine_told(make_record: MakeRecor
         make_record(prompt_tokens=100, cached_tokens=0, decision=None),
     ]
     result = figures(records)
-    assert (result.hit_ratio_predicted, result.predicted_exactly_share) == (0.48, 0.5)
+    assert (result.hit_ratio_predicted, result.predicted_exactly_ratio) == (0.48, 0.5)
 
 
 def test_nothing_told_is_none_not_zero(make_record: MakeRecord) -> None:
@@ -73,7 +73,7 @@ def test_nothing_told_is_none_not_zero(make_record: MakeRecord) -> None:
     assert (
         result.hit_ratio_actual,
         result.hit_ratio_predicted,
-        result.predicted_exactly_share,
+        result.predicted_exactly_ratio,
         result.in_flight_imbalance,
     ) == (None, None, None, None)
 

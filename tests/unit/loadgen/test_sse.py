@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.sse import (
@@ -131,7 +131,6 @@ def test_endless_line_is_refused() -> None:
         scanner.feed(b"x", 0.0)
 
 
-@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 400), max_size=12))
 def test_cuts_between_pieces_change_no_count(cuts: list[int]) -> None:
     """However a stream is cut into reads, its events and usage are the same."""

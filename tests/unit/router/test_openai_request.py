@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.contract.block_hash import pack_tokens
@@ -172,6 +172,7 @@ FIELDS = st.sampled_from(
 )
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(FIELDS, JSON | st.lists(st.dictionaries(FIELDS, JSON, max_size=3))))
 def test_no_body_is_a_defect(fields: dict[str, Any]) -> None:
     """Whatever JSON comes, the result is a call or a refusal with words."""

@@ -3,14 +3,13 @@
 import pytest
 
 from workers.simulated.block_pool import BlockPool
-from workers.simulated.eviction import LeastRecentlyUsed
 
 HASH = 77
 
 
 def make_pool() -> tuple[BlockPool, int, int]:
     """A pool of three blocks, two of which hold the same content and are in use."""
-    pool = BlockPool(capacity_blocks=3, eviction=LeastRecentlyUsed(3))
+    pool = BlockPool(3)
     first, second = pool.allocate(2)
     pool.store([first], [HASH])
     pool.store([second], [HASH])

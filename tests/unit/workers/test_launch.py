@@ -15,8 +15,8 @@ def test_events_and_cached_token_usage_are_on() -> None:
     assert events == {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": "tcp://*:5600",
-        "replay_endpoint": "tcp://*:5601",
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:5558",
         "topic": "t",
     }
     assert {"--enable-prefix-caching", "--enable-prompt-tokens-details"} < set(line)

@@ -50,7 +50,7 @@ async def serve() -> None:
         writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201  # tells the test
+    print(server.sockets[0].getsockname()[1], flush=True)  # tells the test
     await server.serve_forever()
 
 
@@ -94,7 +94,7 @@ def test_cost_per_chunk_and_per_request(port: int) -> None:
     many_s, records = cpu_s(port, 301)
     chunk_us = (many_s - few_s) / (300 * STREAMS_COUNT) * 1e6
     request_us = few_s / STREAMS_COUNT * 1e6 - chunk_us
-    print(f"{chunk_us:.1f} us per chunk, {request_us:.0f} us per request")  # noqa: T201
+    print(f"{chunk_us:.1f} us per chunk, {request_us:.0f} us per request")
     assert {(None, 301)} == {(record.error, len(record.token_times_s)) for record in records}
 
 
@@ -111,7 +111,7 @@ def test_cost_of_a_prompt_body() -> None:
         )
         call = client.prepare(row, row_index=first, scheduled_s=0.0)
     took_s = time.process_time() - started_s
-    print(f"{took_s / 100 * 1e3:.2f} ms per prompt body")  # noqa: T201
+    print(f"{took_s / 100 * 1e3:.2f} ms per prompt body")
     assert len(call.body) > 24 * 512 * 2
 
 

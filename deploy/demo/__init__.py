@@ -1,0 +1,1 @@
+"""`python -m deploy.demo`: one workload, several policies, one local fleet, side by side."""

@@ -1,0 +1,65 @@
+"""A simulated engine in this process, and an HTTP client for it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from workers.config import SimulateConfig
+from workers.simulated.engine import Engine
+from workers.simulated.run import build
+
+DEADLINE_S = 20.0
+MESSAGES = [{"role": "user", "content": "Tell me about blocks, tails and trees. " * 10}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """A running instance and a client for it."""
+
+    engine: Engine
+    http: aiohttp.ClientSession
+
+    async def post(self, path: str, **fields: object) -> dict[str, Any]:
+        """A request that must succeed."""
+        async with self.http.post(path, json=fields) as response:
+            assert response.status == 200, await response.text()
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def events(self, path: str, **fields: object) -> list[str]:
+        """The data of all server-sent events of a streamed request."""
+        async with self.http.post(path, json={**fields, "stream": True}) as response:
+            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            text = await response.text()
+        assert text.endswith("\n\n")
+        return [event.removeprefix("data: ") for event in text[:-2].split("\n\n")]
+
+
+@asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[Live]:
+    """An instance in this process; 50 virtual seconds pass in a real one."""
+    defaults: dict[str, Any] = {
+        "port": 0,
+        "speedup": 50.0,
+        "capacity_blocks": 2000,
+        "event_endpoint": "tcp://127.0.0.1:*",
+        "replay_endpoint": "tcp://127.0.0.1:*",
+    }
+    parts = build(SimulateConfig(**{**defaults, **options}))
+    runner = web.AppRunner(parts.server.app(), handler_cancellation=True)
+    await runner.setup()
+    async with AsyncExitStack() as stack:
+        stack.callback(parts.publisher.close if parts.publisher else lambda: None)
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        task = asyncio.ensure_future(parts.runtime.run())
+        stack.callback(task.cancel)
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        http = await stack.enter_async_context(aiohttp.ClientSession(url))
+        async with asyncio.timeout(DEADLINE_S):
+            yield Live(engine=parts.runtime.engine, http=http)

@@ -1,0 +1,20 @@
+"""Labels of the sidecar's metrics."""
+
+from prometheus_client import CollectorRegistry
+
+from indexer.telemetry import Telemetry
+
+
+def test_metrics_of_the_process_have_no_label_rank() -> None:
+    """Only what one rank does is told by rank."""
+    telemetry = Telemetry(CollectorRegistry())
+    process_wide = {
+        metric for metric in vars(telemetry).values() if "rank" not in metric._labelnames
+    }
+    assert process_wide == {
+        telemetry.restarts,
+        telemetry.redis_failures,
+        telemetry.scrape_failures,
+        telemetry.sweeps,
+        telemetry.reaped,
+    }
