@@ -25,5 +25,5 @@ def test_a_run_dir_that_is_a_file_is_told(tmp_path: Path) -> None:
     """The message names the option."""
     path = tmp_path / "file"
     path.touch()
-    with pytest.raises(RunDirError, match="run_dir: .*file"):
+    with pytest.raises(RunDirError, match=r"run_dir: .*file"):
         _empty_run_dir(FleetConfig(run_dir=path))
