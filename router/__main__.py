@@ -1,6 +1,7 @@
 """Composition root of a router process."""
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -61,6 +62,8 @@ def set_up_logging(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stdout),
         cache_logger_on_first_use=True,
     )
+    # Malformed HTTP is answered with a 400; aiohttp would add a traceback of many lines to each.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
 
 async def serve(config: RouterConfig) -> int:

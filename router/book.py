@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 
 from indexer.contract import functions
-from indexer.contract.identifiers import RouterId
+from indexer.contract.identifiers import InstanceId, RouterId
 from indexer.contract.records import FleetRecord
 from router.snapshot import Decision, FleetSnapshot
 
@@ -27,13 +27,15 @@ class Entry:
     """One reservation.
 
     Attributes:
-        slot: of the chosen instance.
+        instance_id: the chosen instance.
+        slot: its slot.
         generation: incarnation of that slot.
         prefill_tokens: new prefill tokens still queued there.
         phase: whether they still are.
         in_redis: Redis has it, or may have it.
     """
 
+    instance_id: InstanceId
     slot: int
     generation: int
     prefill_tokens: int
@@ -51,7 +53,8 @@ class Book:
     """All reservations of this router in one fleet, and how its ledger in Redis stands.
 
     Attributes:
-        fleet: the fleet.
+        fleet: the fleet as founded last, as far as is known here.
+        adopted_s: wall clock of the snapshot that showed it so.
         router_id: the current registration.
         entries: by request sequence.
         registered: the registration is believed to live.
@@ -62,6 +65,7 @@ class Book:
     """
 
     fleet: FleetRecord
+    adopted_s: float = 0.0
     router_id: RouterId = field(default_factory=new_router_id)
     entries: dict[int, Entry] = field(default_factory=dict)
     registered: bool = False
@@ -76,12 +80,31 @@ class Book:
     def add(self, sequence: int, decision: Decision, *, in_redis: bool) -> None:
         """Enter a decision."""
         self.entries[sequence] = Entry(
+            instance_id=decision.instance.instance_id,
             slot=decision.slot,
             generation=decision.generation,
             prefill_tokens=decision.new_prefill_tokens,
             phase=Phase.PREFILL,
             in_redis=in_redis,
         )
+
+    def adopt(self, snapshot: FleetSnapshot) -> None:
+        """The fleet was founded anew: find the instances of all entries in their new slots.
+
+        Requests on an instance that is not there (yet) leave the book; its engine reports them, so
+        they count as foreign.
+        """
+        places = {record.instance_id: i for i, record in enumerate(snapshot.instances)}
+        self.fleet, self.adopted_s = snapshot.fleet, snapshot.taken_s
+        self.registered = False
+        self.entries = {s: e for s, e in self.entries.items() if e.instance_id in places}
+        for entry in self.entries.values():
+            place = places[entry.instance_id]
+            entry.slot, entry.generation = (
+                int(snapshot.slot[place]),
+                int(snapshot.generation[place]),
+            )
+            entry.in_redis = False
 
     def packed(self) -> bytes:
         """Every entry as `functions.sync` takes them."""

@@ -92,7 +92,12 @@ class RouterConfig:
                 raise ValueError(f"{key}: {getattr(self, key)} is above {PORT_MAX}")
         if self.admin_port and self.admin_port == self.port:
             raise ValueError(f"admin_port: {self.admin_port} is the port for clients already")
-        if urlsplit(self.redis_url).scheme not in {"redis", "rediss", "unix"}:
+        try:
+            parts = urlsplit(self.redis_url)
+            _ = parts.port
+        except ValueError as error:
+            raise ValueError(f"redis_url: `{self.redis_url}`: {error}") from None
+        if parts.scheme not in {"redis", "rediss", "unix"}:
             raise ValueError(
                 f"redis_url: `{self.redis_url}` does not begin with redis://, rediss:// or unix://"
             )

@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from indexer.contract.identifiers import InstanceId
 
+MODEL_SHOWN_MAX = 128
+"""Characters of an unknown model's name that go back to whoever asked for it."""
+
 
 class DropReason(StrEnum):
     """Why a request did not get an answer from an engine."""
@@ -90,7 +93,8 @@ class ModelUnknown(RouterError):  # noqa: N818
 
     def __init__(self, model: str, known: list[str]) -> None:
         names = ", ".join(sorted(known)) or "none"
-        super().__init__(f"The model `{model}` does not exist. Models served here: {names}.")
+        shown = model if len(model) <= MODEL_SHOWN_MAX else f"{model[:MODEL_SHOWN_MAX]}..."
+        super().__init__(f"The model `{shown}` does not exist. Models served here: {names}.")
         self.model = model
 
 

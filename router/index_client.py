@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from indexer.contract import functions, keys
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
-from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
+from indexer.contract.limits import INSTANCE_LEASE_TTL_S, SLOTS_PER_PARTITION_MAX
 from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, slot_view
 from router import telemetry
 from router.eligibility import Roster, Sighting
@@ -27,6 +27,10 @@ REFRESH_S: Final = 0.5
 
 FIND_MISS_S: Final = 0.25
 """Least time between two extra directory reads for names nobody serves."""
+
+EMPTIED_KEPT_S: Final = 2 * INSTANCE_LEASE_TTL_S
+"""How long the last known fleet outlives its disappearance from Redis: sidecars join again within
+seconds of a flush, and engines serve all the while."""
 
 INDEX_SILENCE_MAX_S: Final = 5.0
 """After so long without an answer of Redis, an unknown model may be a known one unheard of."""
@@ -58,6 +62,14 @@ class _Fleet:
     instances: dict[int, InstanceRecord]
     models: dict[str, ServedModel]
     counters: FleetCounters
+    emptied_s: float | None = None  # monotonic time since which Redis has held less than this
+
+    def outlives(self, instances_count: int) -> bool:
+        """Whether it is still to be served from, although Redis holds fewer instances of it."""
+        if instances_count >= len(self.instances):
+            return False
+        self.emptied_s = self.emptied_s or time.monotonic()
+        return time.monotonic() - self.emptied_s < EMPTIED_KEPT_S
 
 
 class IndexClient:
@@ -107,7 +119,7 @@ class IndexClient:
         for fleet in found:
             await self._refresh_fleet(fleet, None)
         for fleet in set(self._fleets) - set(found):
-            del self._fleets[fleet]
+            self._drop(fleet)
         self._rebuild_models()
         self._heard_s = time.monotonic()
 
@@ -119,13 +131,13 @@ class IndexClient:
             )
             known = self._fleets.get(fleet)
             if counters is None:
-                self._fleets.pop(fleet, None)
+                self._drop(fleet)
                 return
             if known and (known.membership, known.record.epoch) == (
                 counters.membership,
                 counters.epoch,
             ):
-                known.counters = counters
+                known.counters, known.emptied_s = counters, None
                 return
             shape, raw = await self._link.execute(
                 [
@@ -134,10 +146,12 @@ class IndexClient:
                 ]
             )
         if None in shape:
-            self._fleets.pop(fleet, None)
+            self._drop(fleet)
             return
         record = functions.fleet_record(fleet, shape)
         instances = _decode_instances(dict(zip(raw[::2], raw[1::2], strict=True)))
+        if known and known.record.epoch != record.epoch and known.outlives(len(instances)):
+            return
         self._fleets[fleet] = _Fleet(
             record=record,
             membership=counters.membership,
@@ -146,6 +160,11 @@ class IndexClient:
             counters=counters,
         )
         log.info("fleet_changed", model_scope=record.model_scope, instances=len(instances))
+
+    def _drop(self, fleet: FleetId) -> None:
+        known = self._fleets.get(fleet)
+        if known is not None and not known.outlives(0):
+            del self._fleets[fleet]
 
     def _rebuild_models(self) -> None:
         # A name served by two fleets goes to the fleet of that scope; else to the first by scope.
@@ -243,13 +262,19 @@ class IndexClient:
     async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel:
         """The same model after whatever changed in its fleet's membership."""
         known = self._fleets.get(served.fleet.fleet_id)
-        if known is not None and known.membership == counters.membership:
+        if known is not None and (known.membership, known.record.epoch) == (
+            counters.membership,
+            counters.epoch,
+        ):
             known.counters = counters
             return known.models.get(served.name, served)
         async with self._refreshing:
             await self._refresh_fleet(served.fleet.fleet_id, counters)
             self._rebuild_models()
-        return self._models.get(served.name, served)
+        known = self._fleets.get(served.fleet.fleet_id)
+        if known is None or known.record.epoch != counters.epoch:
+            raise RedisError(f"fleet {served.fleet.fleet_id} is being founded anew")
+        return known.models.get(served.name, served)
 
     # -- what operators see -----------------------------------------------------------------------
 

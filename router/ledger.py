@@ -21,7 +21,6 @@ from indexer.contract import functions
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
 from indexer.contract.limits import CANDIDATES_PER_RESERVE_MAX, ROUTER_LEASE_RENEW_S
-from indexer.contract.records import FleetRecord
 from router import telemetry
 from router.book import Book, Phase, new_router_id
 from router.decide import decide, lottery, rank
@@ -76,10 +75,12 @@ class Ledger:
         """Choose an instance by the counters of this moment and book the request on it.
 
         Raises:
-            NoEligibleInstance: every candidate has gone meanwhile.
+            NoEligibleInstance: every candidate has gone meanwhile; a new look may find others.
             IndexUnavailable: Redis did not answer in time.
         """
-        book, sequence = self._book(snapshot.fleet), self._take_sequence()
+        book, sequence = self._book(snapshot), self._take_sequence()
+        if book.fleet.epoch != snapshot.fleet.epoch:
+            raise NoEligibleInstance("The fleet was founded anew meanwhile. Try again.")
         try:
             async with asyncio.timeout(self._deadline_s), book.reserving():
                 decision = await self._reserve(book, sequence, policy, request, snapshot)
@@ -98,11 +99,12 @@ class Ledger:
         self, policy: Policy, request: RequestView, snapshot: FleetSnapshot
     ) -> tuple[Decision, Booking]:
         """Choose by the snapshot and this router's own book; Redis learns of it when it is back."""
-        book, sequence = self._book(snapshot.fleet), self._take_sequence()
+        book, sequence = self._book(snapshot), self._take_sequence()
         decision = decide(policy, request, book.as_counters(snapshot), booked_s=time.time())
-        book.add(sequence, decision, in_redis=False)
-        book.needs_sync = True
-        self._wake.set()
+        if book.fleet.epoch == snapshot.fleet.epoch:
+            book.add(sequence, decision, in_redis=False)
+            book.needs_sync = True
+            self._wake.set()
         return decision, Booking(fleet=book.fleet, sequence=sequence)
 
     async def _reserve(
@@ -157,7 +159,7 @@ class Ledger:
 
     def prefilled(self, booking: Booking) -> None:
         """The first token has come: its prefill tokens are no longer queued. Idempotent."""
-        book = self._book(booking.fleet)
+        book = self._books[booking.fleet.fleet_id]
         entry = book.entries.get(booking.sequence)
         if entry is not None and entry.phase == Phase.PREFILL:
             entry.phase, entry.prefill_tokens = Phase.DECODE, 0
@@ -166,7 +168,7 @@ class Ledger:
 
     def release(self, booking: Booking) -> None:
         """The body has ended, however. Idempotent."""
-        book = self._book(booking.fleet)
+        book = self._books[booking.fleet.fleet_id]
         entry = book.entries.pop(booking.sequence, None)
         if entry is not None and entry.in_redis:
             self._note(book, "release", booking.sequence)
@@ -179,6 +181,7 @@ class Ledger:
 
     async def run(self) -> None:
         """Send notes and renew leases until cancelled; then give everything back."""
+        failing = False
         try:
             while True:
                 self._wake.clear()
@@ -186,11 +189,16 @@ class Ledger:
                     await self._tend()
                 except REDIS_WEATHER as error:
                     telemetry.LEDGER_ERRORS.inc()
-                    log.warning("ledger_unavailable", error=repr(error), notes=len(self._notes))
+                    if not failing:
+                        log.warning("ledger_unavailable", error=repr(error))
+                    failing = True
                     for book in self._books.values():
                         book.needs_sync = True
                     await asyncio.sleep(RETRY_S)
                     continue
+                if failing:
+                    log.info("ledger_recovered")
+                    failing = False
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ROUTER_LEASE_RENEW_S):
                         await self._wake.wait()
@@ -282,12 +290,15 @@ class Ledger:
 
     # -- small parts ------------------------------------------------------------------------------
 
-    def _book(self, fleet: FleetRecord) -> Book:
-        book = self._books.get(fleet.fleet_id)
+    def _book(self, snapshot: FleetSnapshot) -> Book:
+        """The fleet's book; a later snapshot may show that the fleet was founded anew."""
+        book = self._books.get(snapshot.fleet.fleet_id)
         if book is None:
-            book = self._books[fleet.fleet_id] = Book(fleet)
-        elif book.fleet.epoch != fleet.epoch:  # founded anew after a loss of data
-            book.fleet, book.registered = fleet, False
+            book = Book(snapshot.fleet, adopted_s=snapshot.taken_s)
+            self._books[snapshot.fleet.fleet_id] = book
+        elif book.fleet.epoch != snapshot.fleet.epoch and snapshot.taken_s > book.adopted_s:
+            book.adopt(snapshot)
+            log.warning("fleet_adopted", fleet=book.fleet.model_scope, kept=len(book.entries))
         return book
 
     def _undo(self, book: Book, sequence: int) -> None:

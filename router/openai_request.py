@@ -167,7 +167,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     if not body:
         raise RequestInvalid("The request body is empty: send a JSON object.")
     try:
-        fields = from_json(body)
+        fields = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise RequestInvalid(f"The request body is not valid JSON: {error}.") from None
     if not isinstance(fields, dict):

@@ -95,12 +95,15 @@ class RedisLink:
 
     async def run(self) -> None:
         """Connect, pass commands and answers, and connect again, until cancelled."""
+        broken = False
         try:
             while True:
                 try:
                     await self._serve()
                 except* REDIS_WEATHER as group:
-                    log.warning("redis_link_broken", error=repr(group.exceptions[0]))
+                    if self._up.is_set() or not broken:
+                        log.warning("redis_link_broken", error=repr(group.exceptions[0]))
+                    broken = True
                 finally:
                     self._up.clear()
                     self._tried.set()

@@ -13,7 +13,7 @@ from indexer.contract.limits import BLOCKS_PER_LOOKUP_MAX
 from router import headers as names
 from router import telemetry
 from router.admission import Admission, Ticket
-from router.api_call import ApiCall, ChatPrompt
+from router.api_call import ApiCall, ChatPrompt, TokenPrompt
 from router.decide import decide
 from router.eligibility import Sighting, eligible_snapshot, without
 from router.errors import (
@@ -32,11 +32,15 @@ from router.ledger import Ledger
 from router.policies.base import Policy
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 from router.telemetry import RequestRecord
-from router.tokenize import EncodedPrompt, Tokenizer, estimate
+from router.tokenize import TEXT_BYTES_PER_TOKEN_MAX, EncodedPrompt, Tokenizer, estimate
 from router.upstream import Answer, Upstream
 
 RETRIED_STATUSES: Final = frozenset({502, 503, 504})
 """An instance that says this has not begun: another one may be able to."""
+
+
+TEXT_BYTES_ALWAYS_TAKEN: Final = 1 << 20
+"""Bodies up to here are tokenized and counted; beside the prompt they may hold images and tools."""
 
 
 class Exchange(Protocol):
@@ -78,6 +82,8 @@ class Question:
 
     call: ApiCall
     policy: Policy
+    served: ServedModel
+    hashes: bytes
     view: RequestView
     snapshot: FleetSnapshot
 
@@ -167,6 +173,7 @@ class Router:
         served = await self._served(call.model)
         record.fleet = served.fleet.model_scope
 
+        _refuse_huge(served, call)
         prompt = await self._tokens(served, call, record)  # 2 text -> token ids
         record.prompt_tokens = prompt.prompt_tokens
         _refuse_too_long(prompt, served, call)
@@ -180,7 +187,9 @@ class Router:
             session_id=call.session_id,
             turn=call.turn,
         )
-        return Question(call=call, policy=policy, view=view, snapshot=snapshot)
+        return Question(
+            call=call, policy=policy, served=served, hashes=hashes, view=view, snapshot=snapshot
+        )
 
     async def _served(self, model: str) -> ServedModel:
         served = await self._index.find(model)
@@ -202,7 +211,7 @@ class Router:
             return await self._tokenizer.encode(served, call)
         except TokensUnknown as error:  # without ids there are no hits, but there is an answer
             _degrade(record, error.cause)
-            return estimate(call)
+            return estimate(call, served.max_model_len_tokens)
 
     async def _look(self, served: ServedModel, hashes: bytes, record: RequestRecord) -> Sighting:
         try:
@@ -215,11 +224,19 @@ class Router:
     async def _reserve(
         self, question: Question, snapshot: FleetSnapshot, record: RequestRecord
     ) -> tuple[Decision, Booking]:
-        if not snapshot.degraded:
+        for look_again in (True, False):
+            if snapshot.degraded:
+                break
             try:
                 return await self._ledger.reserve(question.policy, question.view, snapshot)
+            except NoEligibleInstance:  # whoever was seen has gone; others may have come
+                if not look_again:
+                    raise
+                sighting = await self._look(question.served, question.hashes, record)
+                snapshot = eligible_snapshot(sighting, question.view.prompt_tokens)
             except IndexUnavailable:  # Redis learns of it later
                 _degrade(record, DegradedCause.LEDGER_UNAVAILABLE)
+                break
         return self._ledger.reserve_alone(question.policy, question.view, snapshot)
 
     async def _dispatch(
@@ -295,6 +312,21 @@ class Router:
                 param=names.POLICY,
             )
         return self._policies[name]
+
+
+def _refuse_huge(served: ServedModel, call: ApiCall) -> None:
+    """Before a text occupies a thread for longer than anybody waits."""
+    limit = served.max_model_len_tokens
+    if limit is None or isinstance(call.prompt, TokenPrompt) or call.truncate_prompt_tokens:
+        return
+    bytes_max = limit * TEXT_BYTES_PER_TOKEN_MAX * call.prompts_count
+    if len(call.body) > max(bytes_max, TEXT_BYTES_ALWAYS_TAKEN):
+        raise RequestInvalid(
+            f"The request has {len(call.body)} bytes, which cannot be the {limit} tokens that "
+            f"`{served.name}` takes at most. Shorten the prompt.",
+            param="messages" if isinstance(call.prompt, ChatPrompt) else "prompt",
+            reason=DropReason.PROMPT_TOO_LONG,
+        )
 
 
 def _refuse_too_long(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> None:

@@ -34,6 +34,9 @@ WARM_UP_S: Final = 0.25
 READY_WAIT_S: Final = 30.0
 """A load that takes longer than this (a hub that does not answer) keeps no router from serving."""
 
+TEXT_BYTES_PER_TOKEN_MAX: Final = 64
+"""A text of more bytes for each token that the model takes is too long without counting."""
+
 BYTES_PER_TOKEN_ESTIMATE: Final = 4
 """English text and JSON; used only where token ids are not to be had."""
 
@@ -53,9 +56,14 @@ class EncodedPrompt:
     longest_tokens: int
 
 
-def estimate(call: ApiCall) -> EncodedPrompt:
-    """Stand-in for a prompt whose token ids are not to be had: a length and nothing to look up."""
+def estimate(call: ApiCall, limit_tokens: int | None) -> EncodedPrompt:
+    """Stand-in for a prompt whose token ids are not to be had: a length and nothing to look up.
+
+    No more than the model takes: the engine refuses what is longer and computes none of it.
+    """
     tokens = max(1, len(call.body) // BYTES_PER_TOKEN_ESTIMATE)
+    if limit_tokens is not None:
+        tokens = min(tokens, limit_tokens)
     return EncodedPrompt(packed=b"", prompt_tokens=tokens, longest_tokens=0)
 
 

@@ -131,6 +131,34 @@ async def test_a_silent_redis_leaves_the_last_fleet(redis_client, redis_socket) 
         await until(recovered, "an undegraded snapshot")
 
 
+async def test_an_emptied_redis_leaves_the_last_fleet_until_its_instances_are_back(
+    redis_client, redis_socket
+) -> None:
+    """Engines serve all the while; a fleet founded anew is taken when it is complete."""
+    fleet = await found_fleet(redis_client, names=["a", "b"])
+    async with index_client(redis_socket) as index:
+        served = await index.find("m")
+        assert served is not None
+        await redis_client.flushall()
+        with pytest.raises(IndexUnavailable):
+            await index.look(served, b"")
+        await index.refresh()
+        await found_fleet(redis_client, names=["a"], epoch=8)
+        with pytest.raises(IndexUnavailable):
+            await index.look(served, b"")
+        await index.refresh()
+        served = await index.find("m")
+        assert served is not None
+        assert [r.instance_id for r in served.instances] == ["a", "b"]
+        assert served.fleet.epoch == fleet.epoch
+
+        record = make_instance("b").encode()
+        await functions.run(redis_client, functions.join(fleet.fleet_id, record))
+        sighting = await index.look(served, b"")
+        assert [r.instance_id for r in eligible_snapshot(sighting, 10).instances] == ["a", "b"]
+        assert sighting.fleet.epoch == 8
+
+
 async def test_a_library_that_was_lost_is_loaded_again(redis_client, redis_socket) -> None:
     """A failover to a server without the functions costs one round trip, not the request."""
     await found_fleet(redis_client)

@@ -183,6 +183,33 @@ async def test_a_flushed_redis_is_told_everything_again(redis_client, redis_sock
         await until(zero, "zero")
 
 
+async def test_requests_from_before_a_flush_do_not_disturb_those_after(
+    redis_client, redis_socket, fleet
+) -> None:
+    """Their ends change nothing in the new books, and the router registers once."""
+    async with running(redis_socket) as router:
+        before = [await router.decide() for _ in range(4)]
+        await redis_client.flushall()
+        # The same instances come back the other way round.
+        await found_fleet(redis_client, names=["b", "a"], epoch=8)
+        after = []
+        for decision, booking in before:
+            after.append(await router.decide())
+            router.ledger.prefilled(booking)
+            router.ledger.release(booking)
+            assert decision.instance.instance_id in {"a", "b"}
+        await until(router.ledger.settled, "settled")
+
+        expected = Counter(decision.slot for decision, _ in after)
+        requests = [requests for requests, _ in await reserved(redis_client, fleet)]
+        assert requests == [expected[0], expected[1]]
+        assert await redis_client.zcard(keys.routers(fleet.fleet_id)) == 1
+        for _, booking in after:
+            router.ledger.release(booking)
+        await until(router.ledger.settled, "settled")
+        assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
+
+
 async def test_a_router_that_ends_gives_everything_back(redis_client, redis_socket, fleet) -> None:
     """Nobody has to wait for its lease."""
     async with running(redis_socket) as router:

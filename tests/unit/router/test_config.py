@@ -37,6 +37,7 @@ def test_tokenizers_are_a_map() -> None:
         (["--admin_port", "8000"], "admin_port"),
         (["--policy", "best"], "lmetric"),
         (["--redis_url", "http://x"], "redis_url"),
+        (["--redis_url", "redis://h:99999"], "redis_url"),
         (["--keepalive_s", "5"], "keepalive_s"),
         (["--retries_max", "-1"], "retries_max"),
         (["--log_level", "loud"], "log_level"),

@@ -13,7 +13,7 @@ from builders import make_fleet_record, make_instance
 from indexer.contract import block_hash
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, InstanceRecord, SlotFlag
 from router.admission import Admission, Ticket
-from router.api_call import ApiCall, Endpoint, TokenPrompt
+from router.api_call import ApiCall, Endpoint, TextPrompt, TokenPrompt
 from router.decide import decide
 from router.eligibility import Roster, Sighting
 from router.errors import (
@@ -73,6 +73,7 @@ class FakeParts:
     asked: list[str] = field(default_factory=list)
     redis_away: bool = False
     ledger_away: bool = False
+    gone: int = 0
     lookups: list[bytes] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     booked: list[Booking] = field(default_factory=list)
@@ -137,6 +138,9 @@ class FakeParts:
         """The best of the snapshot; or fail as told."""
         if self.ledger_away:
             raise IndexUnavailable("away")
+        if self.gone:
+            self.gone -= 1
+            raise NoEligibleInstance("gone")
         return self.reserve_alone(policy, request, snapshot)
 
     def reserve_alone(self, policy: Any, request: Any, snapshot: Any) -> tuple[Decision, Booking]:
@@ -375,6 +379,16 @@ async def test_without_redis_a_request_is_routed_by_what_is_known(
     assert DEGRADED.labels(cause=cause)._value.get() == before + 1
 
 
+async def test_candidates_that_have_gone_are_looked_for_again_once() -> None:
+    """Between the look and the booking a fleet may change; twice in a row is an answer."""
+    parts = FakeParts(gone=1)
+    assert (await parts.routed()).outcome == "completed"
+    assert len(parts.lookups) == 2
+
+    with pytest.raises(NoEligibleInstance):
+        await FakeParts(gone=2).routed()
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -386,6 +400,16 @@ async def test_without_redis_a_request_is_routed_by_what_is_known(
             {"call": make_call(prompt=TokenPrompt(packed=(block_hash.pack_tokens([1] * 101),)))},
             RequestInvalid,
             "101 tokens, and `m` takes at most 101",
+        ),
+        (
+            {
+                "call": make_call(
+                    body=b"x" * ((1 << 20) + 1),
+                    prompt=TextPrompt(texts=("x",), add_special_tokens=True),
+                )
+            },
+            RequestInvalid,
+            "1048577 bytes, which cannot be the 101 tokens",
         ),
         ({"call": make_call(policy="linear")}, RequestInvalid, "--allow_policy_override"),
     ],

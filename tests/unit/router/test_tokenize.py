@@ -197,7 +197,8 @@ async def test_known_models_are_loaded_ahead(root: str) -> None:
 
 
 def test_an_estimate_has_a_length_and_nothing_to_look_up() -> None:
-    """Four bytes a token, and at least one token."""
-    assert estimate(call(chat("user"))).prompt_tokens == 10
-    assert estimate(call(chat("user"), body=b"")).prompt_tokens == 1
-    assert estimate(call(chat("user"))).packed == b""
+    """Four bytes a token, at least one token, and no more than the model takes."""
+    assert estimate(call(chat("user")), None).prompt_tokens == 10
+    assert estimate(call(chat("user"), body=b""), None).prompt_tokens == 1
+    assert estimate(call(chat("user")), 5).prompt_tokens == 5
+    assert estimate(call(chat("user")), None).packed == b""
