@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from indexer.config import InspectConfig, SidecarConfig, loggable, parse
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.engine_api import EngineApi
-from indexer.errors import IndexerError
+from indexer.errors import IndexerError, MetricsUnavailable
 from indexer.redis_client import connect
 from indexer.sidecar import Sidecar
 from indexer.telemetry import Telemetry, configure_logging
@@ -61,14 +61,23 @@ async def _run(config: SidecarConfig) -> None:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     telemetry = Telemetry(registry)
-    if config.metrics_port:
-        start_http_server(int(config.metrics_port), addr=config.metrics_host, registry=registry)
+    _serve_metrics(config, registry)
     client = connect(config.redis_url)
     try:
         async with EngineApi(config.engine_url, api_key=config.engine_api_key) as api:
             await Sidecar(config, api, client, telemetry=telemetry).run()
     finally:
         await client.aclose()
+
+
+def _serve_metrics(config: SidecarConfig, registry: CollectorRegistry) -> None:
+    host, port = config.metrics_host, int(config.metrics_port)
+    if not port:
+        return
+    try:
+        start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise MetricsUnavailable(f"metrics_port: {port} on {host}: {error}") from error
 
 
 def _inspect(config: InspectConfig) -> int:

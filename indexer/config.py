@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from redis.asyncio import ConnectionPool
 
 from indexer.contract.limits import (
     BLOCK_SIZE_TOKENS_DEFAULT,
@@ -17,12 +18,15 @@ from indexer.contract.limits import (
     INSTANCE_LEASE_RENEW_S,
     INSTANCES_EXPECTED_DEFAULT,
     PARTITIONS_MAX,
+    SLOTS_PER_PARTITION_MAX,
 )
+from indexer.event_source import is_endpoint
 
 ENV_PREFIX: Final = "TIMESTABLE_INDEXER"
 
 EXIT_USAGE: Final = 2
 PORT_MAX: Final = 65535
+INSTANCES_EXPECTED_MAX: Final = PARTITIONS_MAX * SLOTS_PER_PARTITION_MAX
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
 SECRETS: Final = ("engine_api_key",)
 
@@ -90,6 +94,10 @@ class SidecarConfig:
             )
         if self.partitions > PARTITIONS_MAX:
             raise ValueError(f"partitions: {self.partitions} is above {PARTITIONS_MAX}")
+        if self.instances_expected > INSTANCES_EXPECTED_MAX:
+            raise ValueError(
+                f"instances_expected: {self.instances_expected} is above {INSTANCES_EXPECTED_MAX}"
+            )
         if self.scrape_interval_s > INSTANCE_LEASE_RENEW_S:
             raise ValueError(
                 f"scrape_interval_s: {self.scrape_interval_s:g} is above "
@@ -97,6 +105,13 @@ class SidecarConfig:
             )
         if self.metrics_port > PORT_MAX:
             raise ValueError(f"metrics_port: {self.metrics_port} is above {PORT_MAX}")
+        self._check_endpoints()
+
+    def _check_endpoints(self) -> None:
+        for key in ("event_endpoint", "replay_endpoint"):
+            endpoint = getattr(self, key)
+            if endpoint is not None and not is_endpoint(endpoint):
+                raise ValueError(f"{key}: `{endpoint}` is not like tcp://HOST:PORT or ipc://PATH")
         if self.replay_endpoint is not None and self.event_endpoint is None:
             raise ValueError("replay_endpoint: needs event_endpoint beside it")
 
@@ -123,8 +138,13 @@ class InspectConfig:
 
 
 def _check_redis(url: str) -> None:
-    if urlsplit(url).scheme not in REDIS_SCHEMES:
+    if url.partition("://")[0] not in REDIS_SCHEMES:
         raise ValueError(f"redis_url: `{url}` does not begin with redis://, rediss:// or unix://")
+    try:
+        # The port and the options of the URL are only read when a connection is made of them.
+        ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]  # redis-py
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"redis_url: {error}") from None
 
 
 def _is_http(url: str) -> bool:

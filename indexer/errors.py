@@ -33,5 +33,9 @@ class ReplayFailed(IndexerError):  # noqa: N818
     """The engine's replay socket did not answer, or broke off."""
 
 
+class MetricsUnavailable(IndexerError):  # noqa: N818
+    """Our own /metrics cannot be served where it was asked for."""
+
+
 class JournalFailed(IndexerError):  # noqa: N818
     """The audit journal cannot be written; an incomplete one would be worse than none."""

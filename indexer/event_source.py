@@ -12,6 +12,8 @@ from indexer.errors import EngineUnsuitable
 PROBE_DEADLINE_S: Final = 1.0
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:\[\]]*|::):(?P<port>\d+)")
+_PORT_MAX: Final = 65535
+
 WILDCARD_HOSTS: Final = ("*", "::", "[::]")
 
 
@@ -88,6 +90,14 @@ def _offset(endpoint: str, rank: int) -> str:
     if match is None:
         return f"{endpoint}_dp{rank}"
     return f"tcp://{match['host']}:{int(match['port']) + rank}"
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether this is tcp://HOST:PORT with a port from 1 to 65535, or ipc://PATH."""
+    match = _TCP.fullmatch(text)
+    if match is None:
+        return bool(re.fullmatch(r"ipc://.+", text))
+    return bool(match["host"]) and 1 <= int(match["port"]) <= _PORT_MAX
 
 
 def reachable(endpoint: str, engine_host: str) -> str:

@@ -14,15 +14,16 @@ from rich.markup import escape
 from loadgen import arrivals
 from loadgen.client import Target, first_model
 from loadgen.config import GenerateConfig, ReplayConfig, ReportConfig, parse
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, OutputError, TraceError
 from loadgen.generate import ChatWorkload, generate
 from loadgen.metrics import Slo
+from loadgen.outputs import check_output
 from loadgen.progress import show_progress
 from loadgen.records import Run, read_run, write_run
 from loadgen.replay import ReplayResult, replay
 from loadgen.report import console_table, figures_json
 from loadgen.slicing import SliceSpec, summarise, summary_lines, take_slice
-from loadgen.trace import TraceRow, read_trace, write_trace
+from loadgen.trace import TraceRow, check_kind, read_trace, write_trace
 
 EXIT_NOTHING_SUCCEEDED = 1
 EXIT_BAD_INPUT = 2
@@ -59,6 +60,8 @@ def _replay(config: ReplayConfig, console: Console) -> int:
     spec = SliceSpec(**{k: v for k, v in vars(config).items() if k in names})
     rows = take_slice(trace.rows, spec)
     schedule = _schedule(config, rows)
+    check_output("out", config.out)
+    _check_report_files(config)
     notes = {
         "trace": f"{trace.path.name} ({trace.format_name} format)",
         **summary_lines(summarise(rows)),
@@ -120,6 +123,11 @@ def _schedule(config: ReplayConfig, rows: tuple[TraceRow, ...]) -> arrivals.Sche
 def _generate(config: GenerateConfig, console: Console) -> int:
     options = asdict(config)
     path = Path(options.pop("out"))
+    try:
+        check_kind(path)
+    except TraceError as exc:
+        raise OutputError("out", str(exc)) from exc
+    check_output("out", path)
     rows = generate(ChatWorkload(**options))
     write_trace(path, rows)
     for label, text in summary_lines(summarise(rows)).items():
@@ -136,8 +144,16 @@ def _report(config: ReportConfig, console: Console) -> int:
         for label in shared
         if len({run.notes.get(label) for run in runs}) == 1
     }
+    _check_report_files(config)
     _show(console, config.title, runs, config, notes)
     return 0
+
+
+def _check_report_files(config: ReplayConfig | ReportConfig) -> None:
+    if config.html is not None:
+        check_output("html", config.html)
+    if config.json is not None:
+        check_output("json", config.json)
 
 
 def _show(

@@ -32,5 +32,19 @@ class RecordsError(LoadgenError):
     """A file of request records cannot be read."""
 
 
+class OutputError(LoadgenError):
+    """A file to be written cannot be.
+
+    Args:
+        option: the option that names the file.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"{option}: {reason}")
+        self.option = option
+        self.reason = reason
+
+
 class EndpointError(LoadgenError):
     """The URL under test is malformed or tells nothing about its model."""

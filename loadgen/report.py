@@ -103,7 +103,7 @@ _COLUMNS = (
         scale=100,
     ),
     _Column(
-        label="in-flight imbalance (max/mean)",
+        label="in-flight imbalance, max/mean (x)",
         value=lambda f: f.in_flight_imbalance,
         digits=2,
         better=-1,
@@ -126,7 +126,7 @@ def table_rows(runs: Sequence[Run], slo: Slo | None = None) -> list[TableRow]:
     rows = [_row(column, all_figures) for column in _COLUMNS]
     if not all(one.kept_up for one in all_figures):
         cells = tuple("yes" if one.kept_up else "NO, too slow" for one in all_figures)
-        rows.append(TableRow(label="generator kept up", cells=cells))
+        rows.append(TableRow(label="generator kept up (yes/no)", cells=cells))
     labels = dict.fromkeys(label for run in runs for label in run.extra_figures)
     for label in labels:
         values = [run.extra_figures.get(label) for run in runs]

@@ -38,6 +38,7 @@ from loadgen.errors import TraceError
 
 MOONCAKE_BLOCK_SIZE_TOKENS = 512
 LINE_BYTES_MAX = 32 << 20  # a prompt of a million token ids is about 8 MB of JSON
+TRACE_SUFFIXES = (".jsonl", ".gz")
 ROWS_MAX = 5_000_000  # rows are kept in memory, about 2 kB each with a typical block list
 PROMPT_TOKENS_MAX = 10_000_000  # far above any model: a larger figure is a wrong unit
 _READ_ERRORS = (OSError, EOFError, zlib.error)
@@ -191,10 +192,17 @@ def write_trace(path: Path | str, rows: Iterable[TraceRow]) -> None:
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
+def check_kind(path: Path) -> None:
+    """Refuse a name that no reader of traces takes. Raises TraceError."""
+    if path.suffix not in TRACE_SUFFIXES:
+        raise TraceError(path, "unknown kind of file; expected .jsonl or .jsonl.gz")
+
+
 def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Non-empty lines with their numbers from 1; a line over the limit comes cut at the limit."""
-    if path.suffix not in (".jsonl", ".gz"):
-        raise TraceError(path, "unknown kind of file; expected .jsonl or .jsonl.gz")
+    if not path.exists():
+        raise TraceError(path, "does not exist")
+    check_kind(path)
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             number = 0

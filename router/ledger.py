@@ -235,9 +235,10 @@ class Ledger:
         async with book.registering:
             if book.registered:
                 return
-            router_id = new_router_id()
-            call = functions.register(book.fleet.fleet_id, router_id, begin=True)
-            await functions.run(self._link, call)
+            fleet, router_id = book.fleet.fleet_id, new_router_id()
+            # Whatever the earlier registration still has in Redis is sent again under this one.
+            await functions.run(self._link, functions.reap(fleet, book.router_id))
+            await functions.run(self._link, functions.register(fleet, router_id, begin=True))
             book.router_id, book.registered = router_id, True
             book.renewed_s = time.monotonic()
             book.needs_sync = bool(book.entries)

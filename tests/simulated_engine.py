@@ -12,6 +12,7 @@ from aiohttp import web
 from workers.config import SimulateConfig
 from workers.simulated.engine import Engine
 from workers.simulated.run import build
+from workers.simulated.server import make_runner
 
 DEADLINE_S = 20.0
 MESSAGES = [{"role": "user", "content": "Tell me about blocks, tails and trees. " * 10}]
@@ -51,7 +52,7 @@ async def running(**options: Any) -> AsyncIterator[Live]:
         "replay_endpoint": "tcp://127.0.0.1:*",
     }
     parts = build(SimulateConfig(**{**defaults, **options}))
-    runner = web.AppRunner(parts.server.app(), handler_cancellation=True)
+    runner = make_runner(parts.server, shutdown_timeout_s=DEADLINE_S)
     await runner.setup()
     async with AsyncExitStack() as stack:
         stack.callback(parts.publisher.close if parts.publisher else lambda: None)

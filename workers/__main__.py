@@ -15,14 +15,18 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str]) -> int:
     """Parse, run, exit status."""
     options, extra = _split_extra(argv)
-    config = auto_cli(
-        {"simulate": SimulateConfig, "vllm": VllmConfig},
-        prog="python -m workers",
-        default_env=True,
-        env_prefix="TIMESTABLE_WORKERS",
-        as_positional=False,
-        args=options,
-    )
+    try:
+        config = auto_cli(
+            {"simulate": SimulateConfig, "vllm": VllmConfig},
+            prog="python -m workers",
+            default_env=True,
+            env_prefix="TIMESTABLE_WORKERS",
+            as_positional=False,
+            args=options,
+        )
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_USAGE
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s"
     )

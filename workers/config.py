@@ -1,15 +1,22 @@
 """Options of `python -m workers`, from command line, environment and file."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 MAX_MODEL_LEN_TOKENS = 131_072
+PORT_MAX = 65_535
+CAPACITY_BLOCKS_MIN = 2
+"""One block's tokens for a prompt, and one for the answer."""
+
+BLOCK_SIZE_TOKENS_STEP = 8
+BLOCK_SIZE_TOKENS_MAX = 1024
 
 
 class ConfigError(ValueError):
-    """Options that contradict each other; the message names them."""
+    """Options out of bounds or contradicting each other; the message names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,36 @@ class SimulateConfig:
     api_key: str | None = None
     shutdown_timeout_s: NonNegativeFloat = 5.0
 
+    def __post_init__(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            ConfigError: naming the option.
+        """
+        _check_port(self.port)
+        if not self.model_name:
+            raise ConfigError("model_name: must not be empty")
+        if "" in self.adapter_names:
+            raise ConfigError("adapter_names: no name may be empty")
+        for key in ("speedup", "shutdown_timeout_s"):
+            if not math.isfinite(getattr(self, key)):
+                raise ConfigError(f"{key}: must be finite, got {getattr(self, key)}")
+        size = self.block_size_tokens
+        if size > BLOCK_SIZE_TOKENS_MAX or size % BLOCK_SIZE_TOKENS_STEP:
+            raise ConfigError(
+                f"block_size_tokens: {size} is not a multiple of {BLOCK_SIZE_TOKENS_STEP} up to "
+                f"{BLOCK_SIZE_TOKENS_MAX}"
+            )
+        if self.capacity_blocks is not None and self.capacity_blocks < CAPACITY_BLOCKS_MIN:
+            raise ConfigError(
+                f"capacity_blocks: {self.capacity_blocks} is below {CAPACITY_BLOCKS_MIN}"
+            )
+        if self.max_num_batched_tokens < size:
+            raise ConfigError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} is below "
+                f"block_size_tokens ({size})"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmConfig:
@@ -86,3 +123,16 @@ class VllmConfig:
     replay_endpoint: str = "tcp://*:5558"
     event_topic: str = ""
     allow_unknown_version: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            ConfigError: naming the option.
+        """
+        _check_port(self.port)
+
+
+def _check_port(port: int) -> None:
+    if port > PORT_MAX:
+        raise ConfigError(f"port: {port} is above {PORT_MAX}")

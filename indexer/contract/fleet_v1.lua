@@ -42,14 +42,15 @@ local function open_for(record, generation, now)
 end
 
 -- Adds to (or with negative numbers takes from) what is reserved on a slot, unless the slot has
--- passed to another generation or is free. Never below zero.
+-- passed to another generation or is free (false). Never below zero.
 local function book(counters, slot, generation, requests, tokens)
   local record = read_slot(counters, slot)
-  if record[GENERATION] ~= generation or record[FLAGS] == 0 then return end
+  if record[GENERATION] ~= generation or record[FLAGS] == 0 then return false end
   record[REQUESTS] = math.max(0, record[REQUESTS] + requests)
   record[TOKENS] = math.max(0, record[TOKENS] + tokens)
   record[PEAK] = math.max(record[PEAK], record[REQUESTS])
   write_slot(counters, slot, record)
+  return true
 end
 
 -- Takes one reservation value off the counters, whatever of it is still booked.
@@ -282,8 +283,9 @@ local function release(keys, args)
   return 0
 end
 
--- sync: make the ledger say what its router says. The router sends no reserve and no release while
--- this runs; what it has given up waiting for is not in its list.
+-- sync: make the ledger say what its router says, but for reservations on slots that have passed on.
+-- The router sends no reserve and no release while this runs; what it has given up waiting for is
+-- not in its list.
 -- KEYS[1] counters, KEYS[2] routers, KEYS[3] ledger; ARGV router id, reservations (19 bytes each:
 -- request sequence, reservation), ttl_s, 1 to forget tombstones (else 0).
 -- Returns {booked here, taken back}; {} when this router is not registered. O(reservations).
@@ -309,9 +311,10 @@ local function sync(keys, args)
   end
   for sequence, value in pairs(listed) do
     local slot, generation, tokens, state = struct.unpack(RESERVATION_FORMAT, value)
-    book(keys[1], slot, generation, 1, state == PREFILL and tokens or 0)
-    redis.call('HSET', keys[3], sequence, value)
-    added = added + 1
+    if book(keys[1], slot, generation, 1, state == PREFILL and tokens or 0) then
+      redis.call('HSET', keys[3], sequence, value)
+      added = added + 1
+    end
   end
   redis.call('EXPIRE', keys[3], args[3])
   return {added, taken}

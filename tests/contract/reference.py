@@ -67,9 +67,13 @@ class ReferenceFleet:
         """Close, sweep and free in one."""
         self.slots[slot] = Slot(self.slots[slot].generation)
 
+    def holds(self, r: Reservation) -> bool:
+        """Whether the slot still is what the request was reserved on."""
+        return self.slots[r.slot].used and self.slots[r.slot].generation == r.generation
+
     def _book(self, r: Reservation, sign: int) -> None:
         slot = self.slots[r.slot]
-        if slot.generation == r.generation:
+        if self.holds(r):
             slot.requests = max(0, slot.requests + sign)
             slot.tokens = max(0, slot.tokens + sign * r.tokens * r.prefill)
 
@@ -103,7 +107,7 @@ class ReferenceFleet:
         r = self.ledgers.get(router, {}).get(sequence)
         if r is not None and r.prefill:
             slot = self.slots[r.slot]
-            if slot.generation == r.generation:
+            if self.holds(r):
                 slot.tokens = max(0, slot.tokens - r.tokens)
             r.prefill = False
 

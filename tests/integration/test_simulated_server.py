@@ -76,6 +76,26 @@ async def test_errors_have_vllms_shape(path: str, body: bytes, status: int, word
     assert words in error["message"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "novel"])
+async def test_body_that_is_compressed_or_claims_to_be_is_a_400(encoding: str) -> None:
+    """As in vLLM nothing is decompressed; the bytes are no JSON, and the answer says so."""
+    headers = {"Content-Encoding": encoding}
+    async with (
+        running() as live,
+        live.http.post("/v1/completions", data=b"\x1f\x8b\x08 broken", headers=headers) as response,
+    ):
+        error = (await response.json())["error"]
+    assert (response.status, set(error)) == (400, {"message", "type", "param", "code"})
+    assert "JSON decode error" in error["message"]
+
+
+async def test_headers_up_to_64_kb_are_taken() -> None:
+    """What a router lets through must not fail here."""
+    headers = {"X-Long": "x" * 60_000}
+    async with running() as live, live.http.get("/health", headers=headers) as response:
+        assert response.status == 200
+
+
 async def test_body_over_the_limit_is_a_413() -> None:
     """Sixteen MiB are the most."""
     body = io.BytesIO(b" " * ((16 << 20) + 1))

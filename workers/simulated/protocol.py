@@ -11,6 +11,7 @@ from typing import cast
 
 from workers.simulated.errors import bad_request, malformed
 from workers.simulated.request import pack_tokens
+from workers.simulated.sampling import check_sampling
 
 CHOICES_MAX = 1024
 """Prompts times n in one call."""
@@ -140,7 +141,9 @@ def parse_generation(body: Body, *, chat: bool) -> Generation:
     if body.fields.get("logprobs") not in (None, False):
         raise bad_request("`logprobs` is not supported by the simulated engine.", "logprobs")
     body.integer("priority")
-    body.integer("min_tokens")
+    check_sampling(body.fields)
+    max_tokens = _max_tokens(body, chat=chat)
+    _check_min_tokens(body, max_tokens)
     body.boolean("ignore_eos")
     stream = body.boolean("stream")
     options = body.mapping("stream_options")
@@ -149,7 +152,7 @@ def parse_generation(body: Body, *, chat: bool) -> Generation:
         raise bad_request(message, "stream_options")
     return Generation(
         model=body.string("model"),
-        max_tokens=_max_tokens(body, chat=chat),
+        max_tokens=max_tokens,
         choice_count=_choice_count(body),
         stream=stream,
         include_usage=bool(options) and options.get("include_usage", True) is True,
@@ -252,6 +255,16 @@ def _max_tokens(body: Body, *, chat: bool) -> int | None:
     if wanted < 1:
         raise bad_request(f"max_tokens must be at least 1, got {wanted}.", "max_tokens")
     return wanted
+
+
+def _check_min_tokens(body: Body, max_tokens: int | None) -> None:
+    wanted = body.integer("min_tokens") or 0
+    if wanted < 0:
+        message = f"min_tokens must be greater than or equal to 0, got {wanted}."
+        raise bad_request(message, "min_tokens")
+    if max_tokens is not None and wanted > max_tokens:
+        message = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {wanted}."
+        raise bad_request(message, "min_tokens")
 
 
 def _choice_count(body: Body) -> int:

@@ -25,6 +25,12 @@ BODY_BYTES_MAX = 16 << 20
 KEEP_ALIVE_S = 5.0
 """vLLM closes idle connections after this long; a client's pool must be shorter."""
 
+HEADER_BYTES_MAX = 64 << 10
+"""For one header or the request line: no less than a proxy in front lets through."""
+
+HEADERS_MAX = 256
+"""vLLM's `--h11-max-header-count`."""
+
 BACKLOG = 1024
 """Connections the kernel holds while the event loop is busy; a burst of clients fits."""
 
@@ -213,6 +219,24 @@ def _explain(error: web.HTTPException) -> str:
     return (error.text or error.reason).removeprefix(f"{error.status}: ")
 
 
+def make_runner(server: EngineServer, *, shutdown_timeout_s: float) -> web.AppRunner:
+    """The HTTP side, not listening yet.
+
+    Like vLLM's it decompresses no bodies: one with a content encoding is JSON that does not parse.
+    """
+    return web.AppRunner(
+        server.app(),
+        auto_decompress=False,
+        handler_cancellation=True,
+        keepalive_timeout=KEEP_ALIVE_S,
+        max_field_size=HEADER_BYTES_MAX,
+        max_headers=HEADERS_MAX,
+        max_line_size=HEADER_BYTES_MAX,
+        shutdown_timeout=shutdown_timeout_s,
+        access_log=None,
+    )
+
+
 async def serve(
     *,
     server: EngineServer,
@@ -232,13 +256,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(
-        server.app(),
-        handler_cancellation=True,
-        keepalive_timeout=KEEP_ALIVE_S,
-        shutdown_timeout=shutdown_timeout_s,
-        access_log=None,
-    )
+    runner = make_runner(server, shutdown_timeout_s=shutdown_timeout_s)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=BACKLOG).start()

@@ -1,9 +1,11 @@
 """Options of the sidecar."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from indexer.__main__ import main
 from indexer.config import InspectConfig, SidecarConfig, loggable, parse
 
 
@@ -46,8 +48,21 @@ def test_file(tmp_path: Path) -> None:
         (["--scrape_interval_s", "2"], "scrape_interval_s"),
         (["--metrics_port", "70000"], "metrics_port"),
         (["--replay_endpoint", "tcp://h:1"], "replay_endpoint"),
+        (["--event_endpoint", "h:5557"], "event_endpoint"),
+        (["--event_endpoint", "tcp://h"], "event_endpoint"),
+        (["--event_endpoint", "tcp://h:70000"], "event_endpoint"),
+        (["--event_endpoint", "tcp://:5557"], "event_endpoint"),
+        (["--event_endpoint", "ipc://"], "event_endpoint"),
+        (["--event_endpoint", "tcp://h:1", "--replay_endpoint", "no"], "replay_endpoint"),
+        (["--instances_expected", "4097"], "instances_expected"),
+        (["--redis_url", "redis://h:70000"], "error: redis_url: Port out of range"),
+        (["--redis_url", "redis://h:port"], "error: redis_url: Port could not be cast"),
+        (["--redis_url", "redis://h:1?db=x"], "error: redis_url: Invalid value for 'db'"),
+        (["--redis_url", "redis://h:1?novelty=x"], "error: redis_url: "),
+        (["--redis_url", "redis://[h"], "error: redis_url: "),
         (["--novelty", "1"], "novelty"),
         (["inspect", "--redis_url", "x"], "redis_url"),
+        (["inspect", "--redis_url", "redis://h:70000"], "error: redis_url: Port out of range"),
     ],
 )
 def test_bad_options_are_named(
@@ -65,3 +80,23 @@ def test_secrets_are_not_logged() -> None:
     config = SidecarConfig(engine_api_key="k", redis_url="redis://u:secret@h:1/0")
     shown = loggable(config)
     assert (shown["engine_api_key"], shown["redis_url"]) == ("***", "redis://u:***@h:1/0")
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/0", "unix:///run/redis.sock"])
+def test_redis_urls_are_taken(url: str) -> None:
+    """All three kinds, with and without what may be left out."""
+    assert url == SidecarConfig(redis_url=url).redis_url
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:5557", "tcp://[::1]:1", "tcp://h:1", "ipc:///x"])
+def test_event_endpoints_are_taken(endpoint: str) -> None:
+    """Host or wildcard with a port, or a socket file."""
+    assert endpoint == SidecarConfig(event_endpoint=endpoint).event_endpoint
+
+
+def test_taken_metrics_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The sidecar ends with status 1; the log names the option and the number."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--metrics_host=127.0.0.1", f"--metrics_port={port}"]) == 1
+    assert f"metrics_port: {port} on 127.0.0.1" in capsys.readouterr().out

@@ -6,6 +6,8 @@ import pytest
 
 from loadgen.__main__ import main
 from loadgen.config import GenerateConfig, ReplayConfig, parse
+from loadgen.errors import OutputError
+from loadgen.outputs import check_output
 from loadgen.trace import read_trace
 
 
@@ -75,3 +77,42 @@ def test_generate_writes_a_trace_that_reads_back(tmp_path: Path) -> None:
     out = tmp_path / "sub" / "t.jsonl.gz"
     assert main(["generate", "--out", str(out), "--requests_count", "20", "--seed", "3"]) == 0
     assert len(read_trace(out).rows) == 20
+
+
+def test_generate_refuses_an_ending_that_replay_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written under a name that cannot be read."""
+    out = tmp_path / "g.csv"
+    assert main(["generate", "--out", str(out)]) == 2
+    assert f"error: out: {out}: unknown kind of file" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("option", ["out", "html", "json"])
+def test_output_is_checked_before_the_first_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """A file in the way of a directory is told before the server, which is not there, is asked."""
+    trace, blocker = tmp_path / "t.jsonl", tmp_path / "file"
+    main(["generate", "--out", str(trace), "--requests_count", "3"])
+    blocker.write_text("")
+    files = {"out": str(tmp_path / "r.jsonl"), option: str(blocker / "x")}
+    options = [f"--{name}={path}" for name, path in files.items()]
+    assert main(["replay", f"--trace={trace}", "--url=http://127.0.0.1:9", *options]) == 2
+    assert f"error: {option}: {blocker}/x cannot be written" in capsys.readouterr().err
+
+
+def test_checking_an_output_leaves_files_as_they_are(tmp_path: Path) -> None:
+    """Old results are not emptied, none are made, the directory is there."""
+    old, new = tmp_path / "old", tmp_path / "deep" / "new"
+    old.write_text("kept")
+    check_output("out", old)
+    check_output("out", new)
+    assert (old.read_text(), new.parent.is_dir(), new.exists()) == ("kept", True, False)
+
+
+def test_directory_is_no_output(tmp_path: Path) -> None:
+    """The message names the option."""
+    with pytest.raises(OutputError, match=r"^html: .* is a directory"):
+        check_output("html", tmp_path)

@@ -43,7 +43,7 @@ def test_late_generator_gets_a_row_of_its_own(make_record: MakeRecord) -> None:
     late = Run(name="late", records=[make_record(scheduled_s=0.0)])
     good = Run(name="good", records=[make_record()])
     labels = [{row.label for row in table_rows(r)} for r in ([good], [good, late])]
-    assert ["generator kept up" in one for one in labels] == [False, True]
+    assert ["generator kept up (yes/no)" in one for one in labels] == [False, True]
 
 
 def test_console_table_shows_names_as_they_are(runs: list[Run]) -> None:
@@ -96,3 +96,10 @@ def test_html_of_a_run_where_all_failed(tmp_path: Path, make_record: MakeRecord)
     )
     write_report(tmp_path / "r.html", "t", [Run(name="x", records=[failed])], {})
     assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "r.html").read_text()) == ["Figures"]
+
+
+def test_every_figure_but_counts_has_a_unit(make_record: MakeRecord) -> None:
+    """A label ends with its unit in brackets; requests, errors and rates carry it as a word."""
+    late = Run(name="late", records=[make_record(scheduled_s=0.0)])
+    bare = [row.label for row in table_rows([late]) if not row.label.endswith(")")]
+    assert bare == ["requests", "errors", "output tokens/s"]

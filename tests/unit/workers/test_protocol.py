@@ -73,6 +73,11 @@ def test_token_id_beyond_the_vocabulary_is_named() -> None:
         ("seed", 1.5),
         ("stream_options", []),
         ("priority", "high"),
+        ("temperature", "0.5"),
+        ("temperature", True),
+        ("top_p", []),
+        ("top_k", 1.5),
+        ("presence_penalty", {}),
     ],
 )
 def test_wrong_type_names_its_field(field: str, value: object) -> None:
@@ -87,7 +92,25 @@ def test_wrong_type_names_its_field(field: str, value: object) -> None:
     [
         ("max_tokens", 0, "max_tokens must be at least 1, got 0."),
         ("n", 0, "n must be between 1 and 1024, got 0."),
+        ("n", 16_385, "n must be between 1 and 1024, got 16385."),
+        ("temperature", -1, "temperature must be in [0, 2], got -1."),
+        ("temperature", 2.5, "temperature must be in [0, 2], got 2.5."),
+        ("temperature", float("nan"), "temperature must be in [0, 2], got nan."),
+        ("top_p", 0, "top_p must be in (0, 1], got 0."),
+        ("top_p", 1.5, "top_p must be in (0, 1], got 1.5."),
+        ("min_p", -0.5, "min_p must be in [0, 1], got -0.5."),
+        ("presence_penalty", 3, "presence_penalty must be in [-2, 2], got 3."),
+        ("frequency_penalty", -3, "frequency_penalty must be in [-2, 2], got -3."),
+        (
+            "repetition_penalty",
+            0,
+            "repetition_penalty must be greater than zero, and finite, got 0.",
+        ),
+        ("top_k", -2, "top_k must be 0 (disable), or at least 1."),
+        ("min_tokens", -1, "min_tokens must be greater than or equal to 0, got -1."),
+        ("min_tokens", 17, "min_tokens must be less than or equal to max_tokens=16, got 17."),
         ("stop", "", "stop cannot contain an empty string."),
+        ("stop", ["a", ""], "stop cannot contain an empty string."),
         ("cache_salt", "", "Parameter 'cache_salt' must have 1 to 1024 characters."),
         ("echo", True, "`echo` is not supported by the simulated engine."),
         ("logprobs", 1, "`logprobs` is not supported by the simulated engine."),
@@ -149,3 +172,16 @@ def test_completion_length_defaults_to_sixteen() -> None:
     """OpenAI's default for text completions; chat leaves it to the server."""
     lengths = [parse_generation(body(), chat=chat).max_tokens for chat in (False, True)]
     assert lengths == [16, None]
+
+
+def test_sampling_parameters_within_bounds_pass() -> None:
+    """Ends of the ranges, whole numbers and null are fine."""
+    call = parse_generation(
+        body(temperature=0, top_p=1, top_k=-1, min_p=None, presence_penalty=-2.0), chat=True
+    )
+    assert call.choice_count == 1
+
+
+def test_endless_number_is_out_of_bounds() -> None:
+    """Integers that no float can hold are answered like other large ones."""
+    assert refusal(prompt="x", temperature=10**400)["param"] == "temperature"

@@ -1,0 +1,30 @@
+"""Checks files to be written before the work whose result they take."""
+
+import os
+from pathlib import Path
+
+from loadgen.errors import OutputError
+
+
+def check_output(option: str, path: Path | str) -> None:
+    """Make the file's directory, and make sure that the file can be written.
+
+    An existing file stays as it is, an absent one stays absent.
+
+    Raises:
+        OutputError: option and reason.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise OutputError(option, f"{path} is a directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            if not os.access(path, os.W_OK):
+                raise OutputError(option, f"{path} is not writable")
+            return
+        # Only creating it tells: permissions say nothing of read-only and foreign file systems.
+        path.touch()
+        path.unlink()
+    except (OSError, ValueError) as exc:
+        raise OutputError(option, f"{path} cannot be written: {exc}") from exc
