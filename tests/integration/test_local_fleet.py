@@ -172,5 +172,5 @@ async def test_a_part_that_cannot_start_is_named_with_its_log(start: Start) -> N
     async with start("--block_size_tokens=4") as command:
         exit_code = await command.end()
     assert exit_code == 1
-    assert re.search(r"sidecar-1 ended unexpectedly \(exit code \d+\)", command.said)
+    assert re.search(r"(sidecar|worker)-1 ended unexpectedly \(exit code \d+\)", command.said)
     assert "block_size_tokens: 4" in command.said.split("ended unexpectedly")[1]
