@@ -214,14 +214,16 @@ class IndexClient:
                 counters = await self._ask(served.fleet, hashes, depth_blocks)
                 if counters is None:
                     raise RedisError(f"fleet {served.fleet.fleet_id} has no counters")
-                served = await self._current(served, counters)
+                current = await self._current(served, counters)
         except REDIS_WEATHER as error:
             telemetry.INDEX_ERRORS.labels(call="look").inc()
             raise IndexUnavailable("The index (Redis) does not answer. Try again.") from error
         self._heard_s = time.monotonic()
+        if current.fleet != served.fleet:  # founded anew: the lookup was made in the old shape
+            depth_blocks = _no_depth(current.fleet)
         return Sighting(
-            fleet=served.fleet,
-            roster=served.roster,
+            fleet=current.fleet,
+            roster=current.roster,
             counters=counters,
             depth_blocks=depth_blocks,
             taken_s=taken_s,

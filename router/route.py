@@ -4,11 +4,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from indexer.contract import block_hash
 from indexer.contract.block_hash import TOKEN_BYTES
+from indexer.contract.identifiers import InstanceId
 from indexer.contract.limits import BLOCKS_PER_LOOKUP_MAX
 from router import headers as names
 from router import telemetry
@@ -222,8 +224,13 @@ class Router:
             return sighting
 
     async def _reserve(
-        self, question: Question, snapshot: FleetSnapshot, record: RequestRecord
+        self,
+        question: Question,
+        snapshot: FleetSnapshot,
+        failed: AbstractSet[InstanceId],
+        record: RequestRecord,
     ) -> tuple[Decision, Booking]:
+        """Steps 6 and 7."""
         for look_again in (True, False):
             if snapshot.degraded:
                 break
@@ -234,6 +241,7 @@ class Router:
                     raise
                 sighting = await self._look(question.served, question.hashes, record)
                 snapshot = eligible_snapshot(sighting, question.view.prompt_tokens)
+                snapshot = without(snapshot, failed)
             except IndexUnavailable:  # Redis learns of it later
                 _degrade(record, DegradedCause.LEDGER_UNAVAILABLE)
                 break
@@ -244,9 +252,10 @@ class Router:
     ) -> None:
         """Steps 6 to 9, on another instance as long as nothing has reached the client."""
         call, snapshot = question.call, question.snapshot
+        failed: set[InstanceId] = set()
         for retries_left in range(self._retries_max, -1, -1):
             last = retries_left == 0 or len(snapshot.instances) == 1
-            decision, booking = await self._reserve(question, snapshot, record)  # 6, 7 score, book
+            decision, booking = await self._reserve(question, snapshot, failed, record)  # 6, 7
             _note_decision(decision, record)
             try:
                 await self._attempt(call, decision, booking, exchange, record, last=last)  # 8, 9
@@ -259,7 +268,8 @@ class Router:
             finally:
                 self._ledger.release(booking)
             record.retries_count += 1
-            snapshot = without(snapshot, {decision.instance.instance_id})
+            failed.add(decision.instance.instance_id)
+            snapshot = without(snapshot, failed)
 
     async def _attempt(
         self,

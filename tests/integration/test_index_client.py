@@ -159,6 +159,22 @@ async def test_an_emptied_redis_leaves_the_last_fleet_until_its_instances_are_ba
         assert sighting.fleet.epoch == 8
 
 
+async def test_a_fleet_founded_anew_in_another_shape_is_read_in_that_shape(
+    redis_client, redis_socket
+) -> None:
+    """A request that was looked up in the old one goes without hits, once."""
+    fleet = await found_fleet(redis_client, names=["a", "b"])
+    hashes = b"".join(chain(fleet, PROMPT))
+    async with index_client(redis_socket) as index:
+        served = await index.find("m")
+        assert served is not None
+        await redis_client.flushall()
+        await found_fleet(redis_client, names=["a", "b"], epoch=8, partitions=2)
+        snapshot = eligible_snapshot(await index.look(served, hashes), len(PROMPT))
+        assert snapshot.slot.tolist() == [0, 256]
+        assert snapshot.hit_tokens.tolist() == [0, 0]
+
+
 async def test_a_library_that_was_lost_is_loaded_again(redis_client, redis_socket) -> None:
     """A failover to a server without the functions costs one round trip, not the request."""
     await found_fleet(redis_client)
