@@ -21,13 +21,13 @@ help:  ## this list
 
 setup: $(DEV)  ## make .venv from the lock files (runtime and development)
 
-demo: $(RUNTIME)  ## replay one trace with four policies and compare them (TRACE=file for a real one)
+demo: $(RUNTIME)  ## replay one trace with four policies (TRACE=file; DEMO_ARGS=--help)
 	@$(BIN)/python -m deploy.demo $(DEMO_ARGS)
 
-up: $(RUNTIME)  ## start the local fleet and keep it until Ctrl-C
+up: $(RUNTIME)  ## start the local fleet, keep it until Ctrl-C (UP_ARGS=--help)
 	@$(BIN)/python -m deploy.local $(UP_ARGS)
 
-test: $(DEV)  ## all tests; they start what they need
+test: $(DEV)  ## all tests; they start what they need (TEST_ARGS=...)
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 check: $(DEV)  ## format, lint, types, import directions, spelling
@@ -37,7 +37,7 @@ check: $(DEV)  ## format, lint, types, import directions, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-bench: $(DEV)  ## measure; writes build/bench/summary.json
+bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/index_bench.py $(BENCH_ARGS)
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
 

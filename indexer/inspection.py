@@ -1,6 +1,7 @@
 """What is published, decoded for an operator: fleets, instances, routers, size of the index."""
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from indexer.contract import functions, keys
 from indexer.contract.functions import RedisClient
 from indexer.contract.identifiers import FleetId, RouterId
 from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, slot_view
+
+PIPE_COLUMNS: Final = 200
 
 BUCKETS_SAMPLED: Final = 64
 """Buckets whose size is asked for; block hashes spread evenly, so a sample tells the whole."""
@@ -121,7 +124,7 @@ async def _index(redis: Redis, fleet: FleetRecord) -> dict[str, int]:
 
 
 def _print_tables(fleets: list[dict[str, Any]]) -> None:
-    console = Console()
+    console = _console()
     if not fleets:
         console.print("No fleet is published here.")
     for fleet in fleets:
@@ -165,4 +168,9 @@ def _print_rows(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]
     for row in rows:
         values = (row.get(column) for column in columns)
         table.add_row(*(", ".join(v) if isinstance(v, list) else str(v) for v in values))
-    Console().print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """As wide as the terminal; in a pipe or file wide enough for every column."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)

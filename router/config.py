@@ -32,7 +32,8 @@ class RouterConfig:
         port: port for clients; 0 takes any free one
         reuse_port: share the port with other router processes of this machine
         admin_port: listener of its own for /health /ready /metrics /fleet; none when not given
-        policy: how instances are chosen
+        policy: how instances are chosen (lmetric, least_loaded, round_robin, vllm_v1, max_hit,
+            max_hit_bounded)
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
         tokenizers: model name to path or hub name of its tokenizer, where the engine's own
             does not do

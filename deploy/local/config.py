@@ -21,7 +21,7 @@ class FleetConfig:
         workers: simulated engines; each gets a sidecar.
         routers: router processes behind the one router port.
         policy: scheduling policy of requests that name none.
-        profile: cost model of the engines (`python -m workers simulate --help` lists them).
+        profile: cost model of the engines: h20-qwen3-30b-a3b or a100-llama-3.1-8b.
         block_size_tokens: tokens per block of the engines.
         capacity_blocks: KV$ blocks of each engine.
         max_num_batched_tokens: tokens an engine computes in one step.
@@ -42,7 +42,7 @@ class FleetConfig:
         drain_s: how long routers may take to finish their requests at the end.
     """
 
-    workers: PositiveInt = 3
+    workers: PositiveInt = 4
     routers: PositiveInt = 2
     policy: str = "lmetric"
     profile: str = "h20-qwen3-30b-a3b"
