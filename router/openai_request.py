@@ -139,6 +139,26 @@ class _Common(BaseModel):
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: int | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: (
+        Annotated[
+            Annotated[str, Tag("<text>")]
+            | Annotated[list[str], Field(fail_fast=True), Tag("<list>")],
+            Discriminator(
+                _kind,
+                custom_error_type="stop_type",
+                custom_error_message="must be a string or a list of strings",
+            ),
+        ]
+        | None
+    ) = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
     seed: int | None = None
     stream_options: dict[str, Any] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

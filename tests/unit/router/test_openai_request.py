@@ -126,6 +126,12 @@ def test_the_body_is_kept_byte_for_byte() -> None:
         ({"model": "m", "prompt": ["a"] * 1025}, "prompt", "at most 1024"),
         ({"model": "m", "prompt": "x", "max_tokens": "5"}, "max_tokens", "must be an integer"),
         ({"model": "m", "prompt": "x", "cache_salt": ""}, "cache_salt", "must not be empty"),
+        ({"model": "m", "prompt": "x", "stop": 5}, "stop", "a list of strings"),
+        ({"model": "m", "prompt": "x", "stop": ["a", 1]}, "stop[1]", "must be a string"),
+        ({"model": "m", "prompt": "x", "priority": "high"}, "priority", "must be an integer"),
+        ({"model": "m", "prompt": "x", "ignore_eos": "yes"}, "ignore_eos", "true or false"),
+        ({"model": "m", "prompt": "x", "top_k": 1.5}, "top_k", "must be an integer"),
+        ({"model": "m", "prompt": "x", "frequency_penalty": "x"}, "frequency_penalty", "number"),
     ],
 )
 def test_what_is_wrong_is_named(body: Any, param: str | None, words: str) -> None:
