@@ -215,7 +215,7 @@ async def _wait_ok(session: aiohttp.ClientSession, url: str) -> None:
                 if response.status == 200:  # noqa: PLR2004 - HTTP
                     return
         except (aiohttp.ClientError, TimeoutError):
-            pass
+            pass  # not up yet; what it says when it never comes up is in its log
         await asyncio.sleep(POLL_S)
 
 

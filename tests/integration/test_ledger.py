@@ -181,6 +181,7 @@ async def test_a_flushed_redis_is_told_everything_again(redis_client, redis_sock
             return await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
 
         await until(zero, "zero")
+        assert router.ledger.settled()
 
 
 async def test_requests_from_before_a_flush_do_not_disturb_those_after(
@@ -249,16 +250,17 @@ async def test_a_paused_router_registers_anew_and_books_again(
         _, booking = await router.decide()
         routers = keys.routers(fleet.fleet_id)
         ((first_id, _),) = await redis_client.zrange(routers, 0, -1, withscores=True)
-        await redis_client.zrem(routers, first_id)
-        await redis_client.delete(keys.ledger(fleet.fleet_id, first_id.decode()))
+        await functions.run(redis_client, functions.reap(fleet.fleet_id, first_id.decode()))
 
         async def registered_anew() -> bool:
             ids = await redis_client.zrange(routers, 0, -1)
             return bool(ids) and ids != [first_id] and router.ledger.settled()
 
         await until(registered_anew, "another registration")
+        assert sum(requests for requests, _ in await reserved(redis_client, fleet)) == 1
         router.ledger.release(booking)
         await until(router.ledger.settled, "settled")
+        assert await reserved(redis_client, fleet) == [(0, 0), (0, 0)]
 
 
 async def test_no_candidate_left_is_said(redis_client, redis_socket, fleet) -> None:
