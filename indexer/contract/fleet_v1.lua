@@ -9,7 +9,8 @@
 local HEADER, RECORD = 32, 64
 local RECORD_FORMAT = '<I4I4I4I4I4I4I4I4I4I4I4I4dd'
 local GENERATION, FLAGS, REQUESTS, TOKENS, PEAK, FOREIGN = 1, 2, 3, 4, 5, 6
-local RUNNING, WAITING, KV_USAGE, LEASE, PUBLISHED, FIELDS = 7, 8, 9, 13, 14, 14
+local RUNNING, WAITING, KV_USAGE, INDEX_BLOCKS, COMPLETENESS, LAST_RESERVED = 7, 8, 9, 10, 11, 12
+local LEASE, PUBLISHED, FIELDS = 13, 14, 14
 local USED, CLOSING, DRAINING, SLEEPING = 1, 2, 4, 8
 local RESERVATION_FORMAT, PREFILL, DECODE = '<I2I4I4I1', 0, 1
 local CANDIDATE = 10
@@ -114,12 +115,14 @@ local function join(keys, args)
   return {best, generation}
 end
 
--- heartbeat: renew an instance's lease and publish its engine's counters.
--- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances; ARGV slot, generation, epoch (8 bytes),
--- lease_ttl_s, ttl_s, state flags (DRAINING, SLEEPING), then running, waiting, KV$ usage in
--- millionths (absent when the engine's metrics are not known).
--- Returns {reserved requests, reserved prefill tokens}, or {} when the slot is no longer this
--- instance's: it must join again and publish its whole table. O(1).
+-- heartbeat: renew an instance's lease, publish its counters, take what waits for its sidecar.
+-- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances, KEYS[4] notices, KEYS[5] budgets; ARGV slot,
+-- generation, epoch (8 bytes), lease_ttl_s, ttl_s, state flags (DRAINING, SLEEPING), index blocks,
+-- completeness in millionths, then running, waiting, KV$ usage in millionths (absent when the
+-- engine's metrics are not known).
+-- Returns {reserved requests, reserved prefill tokens, budget in blocks or -1, seconds,
+-- microseconds, {notices}}, or {} when the slot is no longer this instance's: it must join again and
+-- publish its whole table. O(notices), at most NOTICES_PER_SLOT_MAX.
 local function heartbeat(keys, args)
   local slot, generation = tonumber(args[1]), tonumber(args[2])
   if redis.call('HGET', keys[1], 'epoch') ~= args[3] then return {} end
@@ -129,9 +132,10 @@ local function heartbeat(keys, args)
   local now = now_s()
   record[FLAGS] = bit.bor(USED, tonumber(args[6]))
   record[LEASE] = now + tonumber(args[4])
-  if args[7] then
-    record[RUNNING], record[WAITING] = tonumber(args[7]), tonumber(args[8])
-    record[KV_USAGE] = tonumber(args[9])
+  record[INDEX_BLOCKS], record[COMPLETENESS] = tonumber(args[7]), tonumber(args[8])
+  if args[9] then
+    record[RUNNING], record[WAITING] = tonumber(args[9]), tonumber(args[10])
+    record[KV_USAGE] = tonumber(args[11])
     -- A request that ended since the engine counted it was reserved at some moment since the last
     -- heartbeat: the peak keeps it from being taken for somebody else's.
     record[FOREIGN] = math.max(0, record[RUNNING] + record[WAITING] - record[PEAK])
@@ -140,7 +144,24 @@ local function heartbeat(keys, args)
   end
   write_slot(keys[2], slot, record)
   for i = 1, 3 do redis.call('EXPIRE', keys[i], args[5]) end
-  return {record[REQUESTS], record[TOKENS]}
+  local notices = redis.call('LRANGE', keys[4], 0, -1)
+  if #notices > 0 then redis.call('DEL', keys[4]) end
+  local of, blocks = string.match(redis.call('HGET', keys[5], args[1]) or '', '^(%d+) (%d+)$')
+  local budget = tonumber(of) == generation and tonumber(blocks) or -1
+  local t = redis.call('TIME')
+  return {record[REQUESTS], record[TOKENS], budget, t[1], t[2], notices}
+end
+
+-- notice: tell a slot's sidecar that its engine had more or less than the index said.
+-- KEYS[1] counters, KEYS[2] notices; ARGV slot, generation, packed notice, how many are kept, ttl_s.
+-- Returns 1, or 0 when the slot has passed on. O(1).
+local function notice(keys, args)
+  local record = read_slot(keys[1], tonumber(args[1]))
+  if record[GENERATION] ~= tonumber(args[2]) or record[FLAGS] == 0 then return 0 end
+  redis.call('RPUSH', keys[2], args[3])
+  redis.call('LTRIM', keys[2], -tonumber(args[4]), -1)
+  redis.call('EXPIRE', keys[2], args[5])
+  return 1
 end
 
 -- announce: replace an instance's record (adapters loaded, URL changed).
@@ -249,6 +270,7 @@ local function reserve(keys, args)
   best_record[REQUESTS] = best_record[REQUESTS] + 1
   best_record[TOKENS] = best_record[TOKENS] + new
   best_record[PEAK] = math.max(best_record[PEAK], best_record[REQUESTS])
+  best_record[LAST_RESERVED] = math.floor(now)
   write_slot(counters, slot, best_record)
   return {'ok', best, states}
 end
@@ -344,6 +366,7 @@ end
 redis.register_function{function_name='ts1_create', callback=create}
 redis.register_function{function_name='ts1_join', callback=join}
 redis.register_function{function_name='ts1_heartbeat', callback=heartbeat, flags={'allow-oom'}}
+redis.register_function{function_name='ts1_notice', callback=notice}
 redis.register_function{function_name='ts1_announce', callback=announce}
 redis.register_function{function_name='ts1_close', callback=close, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_free', callback=free, flags={'allow-oom'}}

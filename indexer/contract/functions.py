@@ -24,10 +24,19 @@ from indexer.contract.limits import (
     CANDIDATES_PER_RESERVE_MAX,
     DIRECTORY_TTL_S,
     INSTANCE_LEASE_TTL_S,
+    NOTICE_TTL_S,
+    NOTICES_PER_SLOT_MAX,
     ROUTER_LEASE_TTL_S,
     SLOTS_PER_PARTITION_MAX,
 )
-from indexer.contract.records import EngineCounters, FleetCounters, FleetRecord, SlotFlag
+from indexer.contract.records import (
+    EngineCounters,
+    FleetCounters,
+    FleetRecord,
+    HeartbeatReply,
+    IndexCounters,
+    SlotFlag,
+)
 
 LIBRARIES: Final = ("index_v1.lua", "fleet_v1.lua")
 LEDGER_TTL_S: Final = 2 * DIRECTORY_TTL_S
@@ -253,9 +262,20 @@ def heartbeat(
     generation: int,
     *,
     state: SlotFlag | None = None,
+    index: IndexCounters | None = None,
     counters: EngineCounters | None,
 ) -> Call:
-    """Renew an instance's lease and publish its counters."""
+    """Renew an instance's lease and publish its counters; see `heartbeat_reply`.
+
+    Args:
+        fleet: the fleet.
+        slot: the instance's.
+        generation: of the slot.
+        state: DRAINING, SLEEPING or nothing.
+        index: its part of the index; None before anything is known.
+        counters: its engine's; None when the engine's metrics are not known.
+    """
+    index = index or IndexCounters(blocks=0, completeness_ratio=0.0)
     args: tuple[bytes | str | int | float, ...] = (
         slot,
         generation,
@@ -263,12 +283,35 @@ def heartbeat(
         INSTANCE_LEASE_TTL_S,
         DIRECTORY_TTL_S,
         int(state or 0),
+        index.blocks,
+        round(index.completeness_ratio * 1_000_000),
     )
     if counters is not None:
         kv_usage_millionths = round(counters.kv_usage_ratio * 1_000_000)
         args += (counters.running_count, counters.waiting_count, kv_usage_millionths)
     key = fleet.fleet_id
-    return Call("ts1_heartbeat", (keys.fleet(key), keys.counters(key), keys.instances(key)), args)
+    anchors = (keys.fleet(key), keys.counters(key), keys.instances(key))
+    return Call("ts1_heartbeat", (*anchors, keys.notices(key, slot), keys.budgets(key)), args)
+
+
+def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | None:
+    """Decode what `heartbeat` returned; None when the slot is lost."""
+    if not reply:
+        return None
+    requests, tokens, budget_blocks, seconds, microseconds, notices = reply
+    return HeartbeatReply(
+        reserved_requests=int(requests),
+        reserved_prefill_tokens=int(tokens),
+        budget_blocks=None if budget_blocks < 0 else int(budget_blocks),
+        now_s=int(seconds) + int(microseconds) / 1e6,
+        notices=tuple(notices),
+    )
+
+
+def notice(fleet: FleetId, slot: SlotIndex, generation: int, packed: bytes) -> Call:
+    """Tell a slot's sidecar that its engine's report differs; packed from `Notice.encode`."""
+    args = (slot, generation, packed, NOTICES_PER_SLOT_MAX, NOTICE_TTL_S)
+    return Call("ts1_notice", (keys.counters(fleet), keys.notices(fleet, slot)), args)
 
 
 def announce(fleet: FleetId, slot: SlotIndex, generation: int, record: bytes) -> Call:

@@ -7,7 +7,7 @@ tag and derives the rest from it, so a call never leaves its slot on Redis Clust
 
 import xxhash
 
-from indexer.contract.identifiers import FleetId, RouterId
+from indexer.contract.identifiers import FleetId, RouterId, SlotIndex
 from indexer.contract.limits import SCHEMA_VERSION
 
 PREFIX = f"ts{SCHEMA_VERSION}:"
@@ -46,6 +46,21 @@ def routers(fleet: FleetId) -> str:
 def ledger(fleet: FleetId, router: RouterId) -> str:
     """HASH: request sequence -> packed reservation, owned by one router registration."""
     return f"{PREFIX}{{{fleet}}}:ledger:{router}"
+
+
+def notices(fleet: FleetId, slot: SlotIndex) -> str:
+    """LIST of packed `Notice`s for the sidecar of a slot; bounded, expires."""
+    return f"{PREFIX}{{{fleet}}}:notices:{slot}"
+
+
+def budgets(fleet: FleetId) -> str:
+    """HASH: slot index -> "generation blocks" it may publish; expires unless renewed."""
+    return f"{PREFIX}{{{fleet}}}:budgets"
+
+
+def sibling_prefix(fleet: FleetId) -> str:
+    """What the keys of prefixes in flight begin with: HASH slot index -> sibling."""
+    return f"{PREFIX}{{{fleet}}}:s:"
 
 
 def sweeper(fleet: FleetId) -> str:

@@ -50,6 +50,15 @@ INSTANCE_GRACE_S: Final = 30.0
 ROUTER_LEASE_TTL_S: Final = 10.0
 ROUTER_LEASE_RENEW_S: Final = 1.0
 
+NOTICES_PER_SLOT_MAX: Final = 64
+"""Notices that wait for a sidecar; the oldest give way."""
+
+NOTICE_TTL_S: Final = 30
+"""A notice that nobody has taken by then is about a state long past."""
+
+NOTICE_BLOCKS_MAX: Final = 1 << 14
+"""Hashes in a notice: 128 KiB; deeper differences are counted and not told."""
+
 DIRECTORY_TTL_S: Final = 3600
 """Expiry of a fleet's keys that no lease owns; every heartbeat of any of its sidecars renews it."""
 

@@ -39,7 +39,9 @@ COUNTERS_RECORD: Final = np.dtype(
         ("running_count", "<u4"),  # as the engine last reported
         ("waiting_count", "<u4"),  # as the engine last reported
         ("kv_usage_millionths", "<u4"),
-        ("spare", "<u4", 3),
+        ("index_blocks", "<u4"),  # canonical blocks published
+        ("completeness_millionths", "<u4"),  # of what the engine holds, known to its sidecar
+        ("last_reserved_s", "<u4"),  # Redis time of the last reservation, whole seconds; 0 = never
         ("lease_until_s", "<f8"),  # Redis time
         ("published_s", "<f8"),  # Redis time of the last heartbeat that carried engine counters
     ]
@@ -65,6 +67,33 @@ class EngineCounters:
     running_count: int
     waiting_count: int
     kv_usage_ratio: float  # 0..1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexCounters:
+    """What a sidecar says about its own part of the index."""
+
+    blocks: int  # canonical blocks published
+    completeness_ratio: float  # 0..1; below 1 after a loss of events until it is made good
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReply:
+    """What Redis tells a sidecar at each heartbeat.
+
+    Attributes:
+        reserved_requests: on its slot.
+        reserved_prefill_tokens: on its slot.
+        budget_blocks: canonical blocks it may publish; None for no limit.
+        now_s: Redis time.
+        notices: packed `Notice`s that routers have left for it, oldest first.
+    """
+
+    reserved_requests: int
+    reserved_prefill_tokens: int
+    budget_blocks: int | None
+    now_s: float
+    notices: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +185,38 @@ class InstanceRecord:
         return cls(**_known(cls, raw))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An engine's report that differs from a router's prediction.
+
+    Attributes:
+        decided_s: Redis time at which the index was asked.
+        predicted_tokens: hit tokens by the index.
+        actual_tokens: cached tokens by the engine's usage.
+        hashes: the prompt's chain of canonical block hashes, concatenated, from its first block to
+            at least the deeper of both.
+    """
+
+    decided_s: float
+    predicted_tokens: int
+    actual_tokens: int
+    hashes: bytes
+
+    def encode(self) -> bytes:
+        """Msgpack map with field names and the schema version."""
+        return _pack_map(self)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Self:
+        """Tolerant reader.
+
+        Raises:
+            TypeError: a required field is missing or the value is not a map.
+            ValueError: it is not msgpack.
+        """
+        return cls(**_known(cls, raw))
+
+
 def slot_view(row: np.void, now_s: float) -> dict[str, Any]:
     """Counters of one slot with names, for operators; ages and leases relative to now_s."""
     published_s = float(row["published_s"])
@@ -169,5 +230,7 @@ def slot_view(row: np.void, now_s: float) -> dict[str, Any]:
         "running_count": int(row["running_count"]),
         "waiting_count": int(row["waiting_count"]),
         "kv_usage_ratio": int(row["kv_usage_millionths"]) / 1e6,
+        "index_blocks": int(row["index_blocks"]),
+        "completeness_ratio": int(row["completeness_millionths"]) / 1e6,
         "counters_age_s": round(now_s - published_s, 3) if published_s else None,
     }

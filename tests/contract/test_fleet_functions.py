@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 
 from indexer.contract import functions, keys
 from indexer.contract.identifiers import RouterId
-from indexer.contract.records import EngineCounters
+from indexer.contract.limits import NOTICES_PER_SLOT_MAX
+from indexer.contract.records import EngineCounters, IndexCounters, Notice
 
 FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
 RECORD = make_instance().encode()
@@ -238,3 +239,41 @@ def test_a_dead_router_is_reaped_exactly_once(fleet: EmbeddedServer) -> None:
     assert fleet.call(functions.reap(FLEET.fleet_id)) == []
     assert fleet.counters(FLEET).slots[slot]["reserved_requests"] == 0
     assert fleet.call(functions.register(FLEET.fleet_id, router, begin=False)) == 0
+
+
+def test_a_notice_reaches_the_sidecar_of_its_slot_once(fleet: EmbeddedServer) -> None:
+    """It comes with the next heartbeat; one for an earlier user of the slot never."""
+    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    packed = Notice(decided_s=1.5, predicted_tokens=0, actual_tokens=16, hashes=b"h" * 8).encode()
+    assert fleet.call(functions.notice(FLEET.fleet_id, slot, generation, packed)) == 1
+    assert fleet.call(functions.notice(FLEET.fleet_id, slot, generation + 1, packed)) == 0
+
+    beat = functions.heartbeat(FLEET, slot, generation, counters=None)
+    first = functions.heartbeat_reply(fleet.call(beat))
+    second = functions.heartbeat_reply(fleet.call(beat))
+    assert first is not None
+    assert second is not None
+    assert (packed,) == first.notices
+    assert second.notices == ()
+    assert Notice.decode(packed).hashes == b"h" * 8
+
+
+def test_only_the_newest_notices_wait(fleet: EmbeddedServer) -> None:
+    """A sidecar that is away finds a bounded list, the oldest gone."""
+    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    for i in range(NOTICES_PER_SLOT_MAX + 3):
+        fleet.call(functions.notice(FLEET.fleet_id, slot, generation, b"%d" % i))
+    reply = functions.heartbeat_reply(
+        fleet.call(functions.heartbeat(FLEET, slot, generation, counters=None))
+    )
+    assert reply is not None
+    assert [b"%d" % i for i in range(3, NOTICES_PER_SLOT_MAX + 3)] == list(reply.notices)
+
+
+def test_a_heartbeat_tells_how_complete_the_index_is(fleet: EmbeddedServer) -> None:
+    """Blocks and completeness stand in the counters, for routers and operators."""
+    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    index = IndexCounters(blocks=7, completeness_ratio=0.25)
+    fleet.call(functions.heartbeat(FLEET, slot, generation, index=index, counters=None))
+    row = fleet.counters(FLEET).slots[slot]
+    assert (row["index_blocks"], row["completeness_millionths"]) == (7, 250_000)
