@@ -1,14 +1,20 @@
 """The only place where a Redis key is spelled.
 
 Every key carries the schema version and one hash tag. `{F}` is the fleet's tag (record, counters,
-leases, ledgers), `{F:p}` is the tag of index partition p. A function receives an anchor key of its
-tag and derives the rest from it, so a call never leaves its slot on Redis Cluster.
+leases, ledgers), `{F:p.s}` is the tag of index partition p, s chosen for its slot. A function
+receives an anchor key of its tag and derives the rest from it, so a call never leaves its slot on
+Redis Cluster.
 """
 
+from binascii import crc_hqx
+from functools import lru_cache
+from itertools import count
+
 import xxhash
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS as CLUSTER_SLOTS
 
 from indexer.contract.identifiers import FleetId, RouterId, SlotIndex
-from indexer.contract.limits import SCHEMA_VERSION
+from indexer.contract.limits import PARTITIONS_MAX, SCHEMA_VERSION
 
 PREFIX = f"ts{SCHEMA_VERSION}:"
 
@@ -68,16 +74,41 @@ def sweeper(fleet: FleetId) -> str:
     return f"{PREFIX}{{{fleet}}}:sweeper"
 
 
-def partition(fleet: FleetId, partition: int) -> str:
-    """HASH: local slot -> generation that may write. The anchor of every index function."""
-    return f"{PREFIX}{{{fleet}:{partition}}}:p"
+@lru_cache(maxsize=16 * PARTITIONS_MAX)
+def partition(fleet: FleetId, partition: int, partitions: int) -> str:
+    """HASH: local slot -> generation that may write. The anchor of every index function.
+
+    Left to chance, one shard of a cluster may have two partitions of a fleet and another none. So
+    the tag ends in four digits that put partition p of n exactly p/n around the ring of slots,
+    counted from half a step after the fleet's own slot: each of s shards with equal ranges then has
+    n/s partitions, rounded down or up.
+    """
+    fleet_slot = crc_hqx(fleet.encode(), 0) % CLUSTER_SLOTS
+    wanted = int(fleet_slot + (partition + 0.5) * CLUSTER_SLOTS / partitions) % CLUSTER_SLOTS
+    tag = f"{fleet}:{partition}."
+    return f"{PREFIX}{{{tag}{_suffix(tag, wanted)}}}:p"
 
 
-def bucket(fleet: FleetId, partition_index: int, bucket_index: int) -> str:
-    """HASH: block hash -> holders. The functions derive it from the anchor."""
-    return f"{partition(fleet, partition_index)}:{bucket_index}"
+def _suffix(tag: str, slot: int) -> str:
+    """What to append to a tag so that it falls into a slot.
+
+    Of a CRC, crc(tag + a + b) = crc(tag + a + zeros) xor crc(b): so the fitting b is looked up, and
+    about 64 a are tried.
+    """
+    ends = {crc_hqx(b"%02x" % n, 0) % CLUSTER_SLOTS: n for n in range(256)}
+    for n in count():
+        before = crc_hqx(b"%02x" % n, crc_hqx(tag.encode(), 0))
+        end = ends.get(crc_hqx(b"\0\0", before) % CLUSTER_SLOTS ^ slot)
+        if end is not None:
+            return f"{n:02x}{end:02x}"
+    raise AssertionError("count() does not end")
 
 
-def partition_pattern(fleet: FleetId, partition_index: int) -> str:
-    """Glob of the anchor and all buckets of a partition, for SCAN."""
-    return f"{partition(fleet, partition_index)}*"
+def bucket(anchor: str, bucket_index: int) -> str:
+    """HASH: block hash -> holders. The functions derive it from the partition's key."""
+    return f"{anchor}:{bucket_index}"
+
+
+def partition_pattern(anchor: str) -> str:
+    """Glob of a partition's key and all its buckets, for SCAN."""
+    return f"{anchor}*"

