@@ -68,7 +68,9 @@ def make_snapshot(
         identity=np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64),
         slot=np.arange(count, dtype=np.int64),
         generation=np.ones(count, np.int64),
+        block_size_tokens=np.full(count, 16, np.int64),
         hit_tokens=column(hit_tokens),
+        in_flight_tokens=column(None),
         new_prefill_tokens=prompt_tokens - column(hit_tokens),
         queued_prefill_tokens=column(queued_prefill_tokens),
         batch_size=column(batch_size),
@@ -76,5 +78,6 @@ def make_snapshot(
         waiting_count=column(waiting_count),
         kv_usage_ratio=np.zeros(count),
         counters_age_s=np.zeros(count),
+        looked_s=0.0,
         taken_s=0.0,
     )

@@ -23,7 +23,7 @@ async def found_fleet(
         slot, generation = await functions.run(
             client, functions.join(fleet.fleet_id, record.encode())
         )
-        await functions.run(client, functions.open_slot(fleet.fleet_id, slot, generation))
+        await functions.run(client, functions.open_slot(fleet, slot, generation))
     await client.sadd(keys.directory(), fleet.fleet_id)
     return fleet
 

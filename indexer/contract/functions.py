@@ -5,9 +5,7 @@ A builder returns a `Call`; `run` sends it, loads the libraries when the server 
 in the header above its Lua source.
 """
 
-import struct
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any, Final, Protocol
 
@@ -15,41 +13,33 @@ import numpy as np
 import numpy.typing as npt
 from redis.exceptions import RedisError, ResponseError
 
-from indexer.contract import keys
-from indexer.contract.identifiers import BlockHash, FleetId, RouterId, SlotIndex
+from indexer.contract import keys, reservations
+from indexer.contract.call import Call
+from indexer.contract.identifiers import BlockHash, FleetId, SlotIndex
 from indexer.contract.limits import (
     BLOCK_HASH_BYTES,
     BLOCKS_PER_LOOKUP_MAX,
     BLOCKS_PER_WRITE_MAX,
-    CANDIDATES_PER_RESERVE_MAX,
     DIRECTORY_TTL_S,
     INSTANCE_LEASE_TTL_S,
     NOTICE_TTL_S,
     NOTICES_PER_SLOT_MAX,
-    ROUTER_LEASE_TTL_S,
     SLOTS_PER_PARTITION_MAX,
 )
 from indexer.contract.records import (
     EngineCounters,
-    FleetCounters,
     FleetRecord,
     HeartbeatReply,
     IndexCounters,
     SlotFlag,
 )
 
-LIBRARIES: Final = ("index_v1.lua", "fleet_v1.lua")
-LEDGER_TTL_S: Final = 2 * DIRECTORY_TTL_S
-"""A ledger outlives the counters it has booked on, so it is reaped, never merely forgotten."""
+LOOKUP: Final = "ts1_lookup"
+"""The one function that replicas may answer; a little late is still a good prediction."""
 
-CANDIDATE: Final = np.dtype(
-    [("slot", "<u2"), ("generation", "<u4"), ("new_prefill_tokens", "<u4")], align=False
-)
-CANDIDATE_STATE: Final = np.dtype([("queued_prefill_tokens", "<u4"), ("batch_size", "<u4")])
-RESERVATION: Final = struct.Struct("<HIIB")
-"""slot, generation, prefill tokens still queued, state (0 prefill, 1 decode)"""
-
-assert (CANDIDATE.itemsize, RESERVATION.size) == (10, 11), "the Lua source reads these sizes"
+LIBRARIES: Final = ("index_v1.lua", "fleet_v1.lua", "upkeep_v1.lua")
+_HALVES: Final = {"fleet_v1.lua": ("fleet_v1.lua", "reservations_v1.lua")}
+"""A library whose source is in two files."""
 
 
 class RedisClient(Protocol):
@@ -60,36 +50,29 @@ class RedisClient(Protocol):
         ...
 
 
+class BatchClient(RedisClient, Protocol):
+    """What is needed to send several commands at once; `link.Link` has it."""
+
+    async def execute(self, commands: Iterable["Command"]) -> list[Any]:
+        """Send them in one round trip; the answers in order, a refusal is raised after all."""
+        ...
+
+
 REDIS_WEATHER: Final = (RedisError, OSError, TimeoutError)
 """What a call may raise while Redis is away, slow, failing over, loading or out of memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One function call, ready to send."""
-
-    function: str
-    keys: tuple[str, ...]
-    args: tuple[bytes | str | int | float, ...]
-    read_only: bool = False
-
-    def command(self) -> tuple[bytes | str | int | float, ...]:
-        """The whole command, for a client or a pipeline."""
-        verb = "FCALL_RO" if self.read_only else "FCALL"
-        return (verb, self.function, len(self.keys), *self.keys, *self.args)
-
-
 Command = Sequence[bytes | str | float]
-SendAll = Callable[[Sequence[Command]], Awaitable[list[Any]]]
 
 
 def library_text(name: str) -> str:
     """Source of one library."""
-    return resources.files("indexer.contract").joinpath(name).read_text()
+    folder = resources.files("indexer.contract")
+    return "\n".join(folder.joinpath(part).read_text() for part in _HALVES.get(name, (name,)))
 
 
 async def load(redis: RedisClient) -> None:
-    """Load or replace both libraries; loading identical text again changes nothing."""
+    """Load or replace all libraries; loading identical text again changes nothing."""
     for name in LIBRARIES:
         await redis.execute_command("FUNCTION", "LOAD", "REPLACE", library_text(name))
 
@@ -105,35 +88,22 @@ async def run(redis: RedisClient, call: Call) -> Any:
     return await redis.execute_command(*call.command())
 
 
-async def run_all(send: SendAll, redis: RedisClient, calls: Sequence[Call]) -> list[Any]:
-    """Send several calls in one round trip, as `run` sends one.
+async def run_all(redis: BatchClient, calls: Sequence[Call]) -> list[Any]:
+    """Send several calls in one round trip, as `run` sends one; executed in order.
 
-    Args:
-        send: commands -> their answers in order; a refusal may be raised or stand in the list.
-        redis: for loading the libraries.
-        calls: executed in order.
+    Each may be executed twice, where the libraries were missing.
 
     Raises:
         ResponseError: Redis refused one of them; the others were executed.
     """
     commands = [call.command() for call in calls]
-    replies, refused = await _answers(send, commands)
-    if refused is not None and is_missing(refused):
-        await load(redis)
-        replies, refused = await _answers(send, commands)
-    if refused is not None:
-        raise refused
-    return replies
-
-
-async def _answers(
-    send: SendAll, commands: Sequence[Command]
-) -> tuple[list[Any], ResponseError | None]:
     try:
-        replies = await send(commands)
+        return await redis.execute(commands)
     except ResponseError as error:
-        return [], error
-    return replies, next((reply for reply in replies if isinstance(reply, ResponseError)), None)
+        if not is_missing(error):
+            raise
+    await load(redis)
+    return await redis.execute(commands)
 
 
 def is_missing(error: Exception) -> bool:
@@ -141,15 +111,23 @@ def is_missing(error: Exception) -> bool:
     return "function not found" in str(error).lower()
 
 
+OUT_OF_ORDER: Final = 2
+"""Answer of a store or removal whose predecessor was not executed."""
+
+
 # -- the index of one partition -------------------------------------------------------------------
+
+
+def anchor(fleet: FleetRecord, partition: int) -> str:
+    """Key of an index partition, which its functions derive all others from."""
+    return keys.partition(fleet.fleet_id, partition, fleet.partitions)
 
 
 def lookup(fleet: FleetRecord, partition: int, hashes: bytes) -> Call:
     """Leading blocks of a chain held by each instance of a partition; see `depths`."""
     count = len(hashes) // BLOCK_HASH_BYTES
     assert count <= BLOCKS_PER_LOOKUP_MAX, count
-    anchor = keys.partition(fleet.fleet_id, partition)
-    return Call("ts1_lookup", (anchor,), (fleet.bucket_bits, hashes), read_only=True)
+    return Call(LOOKUP, (anchor(fleet, partition),), (fleet.bucket_bits, hashes), read_only=True)
 
 
 def depths(reply: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
@@ -168,41 +146,68 @@ def depths(reply: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
 
 
 def _write(
-    function: str, fleet: FleetRecord, slot: SlotIndex, generation: int, hashes: Sequence[BlockHash]
+    function: str,
+    fleet: FleetRecord,
+    slot: SlotIndex,
+    generation: int,
+    hashes: Sequence[BlockHash],
+    *,
+    after: BlockHash | None,
 ) -> Call:
     assert len(hashes) <= BLOCKS_PER_WRITE_MAX, len(hashes)
     partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
-    anchor = keys.partition(fleet.fleet_id, partition)
-    return Call(function, (anchor,), (fleet.bucket_bits, local, generation, b"".join(hashes)))
+    args = (fleet.bucket_bits, local, generation, b"".join(hashes), after or b"")
+    return Call(function, (anchor(fleet, partition),), args)
 
 
 def store(
-    fleet: FleetRecord, slot: SlotIndex, generation: int, hashes: Sequence[BlockHash]
+    fleet: FleetRecord,
+    slot: SlotIndex,
+    generation: int,
+    hashes: Sequence[BlockHash],
+    *,
+    after: BlockHash | None = None,
 ) -> Call:
-    """Publish blocks of an instance, parents before children."""
-    return _write("ts1_store", fleet, slot, generation, hashes)
+    """Publish blocks of an instance, parents before children.
+
+    Args:
+        fleet: the fleet.
+        slot: the instance's.
+        generation: of the slot.
+        hashes: at most BLOCKS_PER_WRITE_MAX.
+        after: last block of the call before in the same write. When that call was refused (a server
+            out of memory refuses one and takes the next), this one does nothing and answers
+            OUT_OF_ORDER, so that no child is stored without its parent.
+    """
+    return _write("ts1_store", fleet, slot, generation, hashes, after=after)
 
 
 def remove(
-    fleet: FleetRecord, slot: SlotIndex, generation: int, hashes: Sequence[BlockHash]
+    fleet: FleetRecord,
+    slot: SlotIndex,
+    generation: int,
+    hashes: Sequence[BlockHash],
+    *,
+    after: BlockHash | None = None,
 ) -> Call:
-    """Take published blocks of an instance back, children before parents."""
-    return _write("ts1_remove", fleet, slot, generation, hashes)
+    """Take published blocks of an instance back, children before parents; see `store`."""
+    return _write("ts1_remove", fleet, slot, generation, hashes, after=after)
 
 
-def open_slot(fleet: FleetId, slot: SlotIndex, generation: int) -> Call:
+def open_slot(fleet: FleetRecord, slot: SlotIndex, generation: int) -> Call:
     """Let a generation of a slot write to the index."""
     partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
-    return Call("ts1_open", (keys.partition(fleet, partition),), (local, generation))
+    return Call("ts1_open", (anchor(fleet, partition),), (local, generation))
 
 
 def sweep(
-    fleet: FleetId, slot: SlotIndex, generation: int, first_bucket: int, buckets: int
+    fleet: FleetRecord, slot: SlotIndex, generation: int, first_bucket: int, buckets: int
 ) -> Call:
     """End a generation's right to write, and take its slot out of a run of buckets (0: of none)."""
     partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
-    anchor = keys.partition(fleet, partition)
-    return Call("ts1_sweep", (anchor,), (local, generation, first_bucket, buckets))
+    return Call(
+        "ts1_sweep", (anchor(fleet, partition),), (local, generation, first_bucket, buckets)
+    )
 
 
 # -- membership and counters ----------------------------------------------------------------------
@@ -247,12 +252,18 @@ async def read_fleet(redis: RedisClient, fleet: FleetId) -> FleetRecord | None:
     return None if None in reply else fleet_record(fleet, reply)
 
 
-def join(fleet: FleetId, record: bytes) -> Call:
-    """Take a slot for an instance; record from `InstanceRecord.encode`."""
+def join(fleet: FleetId, record: bytes, *, former: tuple[SlotIndex, int] | None = None) -> Call:
+    """Take a slot for an instance.
+
+    Args:
+        fleet: the fleet.
+        record: from `InstanceRecord.encode`.
+        former: slot and generation given up in the same step, so that one engine is never two.
+    """
     return Call(
         "ts1_join",
         (keys.fleet(fleet), keys.counters(fleet), keys.instances(fleet)),
-        (record, INSTANCE_LEASE_TTL_S, DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX),
+        (record, INSTANCE_LEASE_TTL_S, DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX, *(former or ())),
     )
 
 
@@ -331,91 +342,17 @@ def free(fleet: FleetId, slot: SlotIndex, generation: int) -> Call:
     return Call("ts1_free", (keys.counters(fleet), keys.instances(fleet)), (slot, generation))
 
 
-def read(fleet: FleetId) -> Call:
-    """The counters of the whole fleet; see `fleet_counters`."""
-    return Call("ts1_read", (keys.counters(fleet),), (), read_only=True)
+# -- reservations, counters, siblings: in reservations.py -----------------------------------------
 
-
-def fleet_counters(reply: Sequence[Any]) -> FleetCounters | None:
-    """Decode what `read` returned; None when the fleet has no counters.
-
-    Raises:
-        ValueError: the bytes are not counters of this schema version.
-    """
-    seconds, microseconds, raw = reply
-    if not raw:
-        return None
-    return FleetCounters.decode(raw, int(seconds) + int(microseconds) / 1e6)
-
-
-# -- reservations ---------------------------------------------------------------------------------
-
-
-def _books(fleet: FleetId, router: RouterId) -> tuple[str, str, str]:
-    return keys.counters(fleet), keys.routers(fleet), keys.ledger(fleet, router)
-
-
-def register(fleet: FleetId, router: RouterId, *, begin: bool) -> Call:
-    """Begin or renew a router's lease."""
-    return Call(
-        "ts1_register",
-        (keys.routers(fleet), keys.ledger(fleet, router)),
-        (router, ROUTER_LEASE_TTL_S, LEDGER_TTL_S, int(begin)),
-    )
-
-
-def reserve(
-    fleet: FleetId,
-    router: RouterId,
-    sequence: int,
-    candidates: npt.NDArray[np.void],
-    *,
-    choice: int = -1,
-    expected_batch_size: int = -1,
-) -> Call:
-    """Choose and book in one step.
-
-    Args:
-        fleet: the fleet.
-        router: this router's registration.
-        sequence: number of the request, unique within the registration.
-        candidates: dtype CANDIDATE, equals in order of preference.
-        choice: index of the only acceptable candidate; -1 lets the function take the least product.
-        expected_batch_size: the choice's batch size when it was made; -1 for any.
-    """
-    assert 0 < len(candidates) <= CANDIDATES_PER_RESERVE_MAX, len(candidates)
-    return Call(
-        "ts1_reserve",
-        _books(fleet, router),
-        (router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice, expected_batch_size),
-    )
-
-
-def prefilled(fleet: FleetId, router: RouterId, sequence: int) -> Call:
-    """The request's prefill has ended."""
-    return Call("ts1_prefilled", _books(fleet, router), (router, sequence.to_bytes(8, "little")))
-
-
-def release(fleet: FleetId, router: RouterId, sequence: int) -> Call:
-    """The request has ended."""
-    args = (router, sequence.to_bytes(8, "little"), LEDGER_TTL_S)
-    return Call("ts1_release", _books(fleet, router), args)
-
-
-def sync(fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombstones: bool) -> Call:
-    """Make the ledger say what its router says.
-
-    Args:
-        fleet: the fleet.
-        router: this router's registration.
-        reservations: 19 bytes each: sequence as little-endian u64, then RESERVATION.
-        forget_tombstones: drop the marks of releases that came before their reserve.
-    """
-    args = (router, reservations, LEDGER_TTL_S, int(forget_tombstones))
-    return Call("ts1_sync", _books(fleet, router), args)
-
-
-def reap(fleet: FleetId, router: RouterId | None = None) -> Call:
-    """Take back what one router has reserved; None: a router whose lease is dead, if any."""
-    prefix = keys.ledger(fleet, RouterId(""))
-    return Call("ts1_reap", (keys.counters(fleet), keys.routers(fleet)), (prefix, router or ""))
+read = reservations.read
+fleet_counters = reservations.fleet_counters
+siblings = reservations.siblings
+register = reservations.register
+reserve = reservations.reserve
+prefilled = reservations.prefilled
+release = reservations.release
+sync = reservations.sync
+reap = reservations.reap
+CANDIDATE: Final = reservations.CANDIDATE
+CANDIDATE_STATE: Final = reservations.CANDIDATE_STATE
+RESERVATION: Final = reservations.RESERVATION

@@ -116,15 +116,26 @@ local function lookup(keys, args)
 end
 
 -- Both writes below: KEYS[1] anchor; ARGV[1] bucket bits, ARGV[2] local slot, ARGV[3] generation,
--- ARGV[4] hashes, concatenated. Return 1, or 0 when this generation may not write (the slot was
--- swept or the data was lost). Applying one again is harmless.
+-- ARGV[4] hashes, concatenated, ARGV[5] last hash of the call before in the same pipeline, or ''.
+-- Return 1; 0 when this generation may not write (the slot was swept or the data was lost); 2 when
+-- the call before was not executed, so neither is this one: a child without its parent would be a
+-- hole in the published chain. Applying one again is harmless.
 -- Cost: O(hashes), at most BLOCKS_PER_WRITE_MAX of them.
+
+local function holds(prefix, divisor, hash, slot)
+  local holders = redis.call('HGET', bucket_key(prefix, hash, divisor), hash)
+  if not holders then return false end
+  if #holders <= LIST_MAX then return string.find(holders, string.char(slot), 1, true) ~= nil end
+  local byte = string.byte(holders, math.floor(slot / 8) + 1)
+  return bit.band(byte, bit.lshift(1, slot % 8)) ~= 0
+end
 
 -- store: one instance holds these blocks; parents before children.
 local function store(keys, args)
   if redis.call('HGET', keys[1], args[2]) ~= args[3] then return 0 end
   local prefix, divisor, slot = keys[1] .. ':', bucket_divisor(args[1]), tonumber(args[2])
   local mine, hashes = string.char(slot), args[4]
+  if (args[5] or '') ~= '' and not holds(prefix, divisor, args[5], slot) then return 2 end
   for i = 1, #hashes, HASH do
     local hash = string.sub(hashes, i, i + HASH - 1)
     local key = bucket_key(prefix, hash, divisor)
@@ -142,6 +153,7 @@ local function remove(keys, args)
   if redis.call('HGET', keys[1], args[2]) ~= args[3] then return 0 end
   local prefix, divisor, slot = keys[1] .. ':', bucket_divisor(args[1]), tonumber(args[2])
   local mine, hashes = string.char(slot), args[4]
+  if (args[5] or '') ~= '' and holds(prefix, divisor, args[5], slot) then return 2 end
   for i = 1, #hashes, HASH do
     local hash = string.sub(hashes, i, i + HASH - 1)
     local key = bucket_key(prefix, hash, divisor)
@@ -194,7 +206,7 @@ end
 
 redis.register_function{function_name='ts1_lookup', callback=lookup, flags={'no-writes'}}
 redis.register_function{function_name='ts1_store', callback=store}
-redis.register_function{function_name='ts1_open', callback=open}
--- What frees memory runs also when the server is at its limit.
+-- What is bounded or frees memory runs also when the server is at its limit.
+redis.register_function{function_name='ts1_open', callback=open, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_remove', callback=remove, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_sweep', callback=sweep, flags={'allow-oom'}}

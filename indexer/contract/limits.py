@@ -50,6 +50,15 @@ INSTANCE_GRACE_S: Final = 30.0
 ROUTER_LEASE_TTL_S: Final = 10.0
 ROUTER_LEASE_RENEW_S: Final = 1.0
 
+SIBLING_BLOCKS_MIN: Final = 16
+"""A request with fewer new blocks is no sibling worth following: about 10 ms of prefill."""
+
+SIBLING_TTL_S: Final = 10.0
+"""How long a request in prefill is credited to others; see `reservations.InFlight`."""
+
+MILESTONES_MAX: Final = 60
+"""Depths at which siblings meet: four an octave and the end of the longest chain."""
+
 NOTICES_PER_SLOT_MAX: Final = 64
 """Notices that wait for a sidecar; the oldest give way."""
 
@@ -58,6 +67,13 @@ NOTICE_TTL_S: Final = 30
 
 NOTICE_BLOCKS_MAX: Final = 1 << 14
 """Hashes in a notice: 128 KiB; deeper differences are counted and not told."""
+
+BUDGETS_TTL_S: Final = 30
+"""Renewed every second; outlives the change of the sidecar that divides (its lease: 10 s)."""
+
+BUCKETS_PER_MEASURE_MAX: Final = 256
+BLOCKS_PER_MEASURE_MAX: Final = 4096
+"""One measurement of a partition holds the server for 1 to 3 ms."""
 
 DIRECTORY_TTL_S: Final = 3600
 """Expiry of a fleet's keys that no lease owns; every heartbeat of any of its sidecars renews it."""

@@ -39,7 +39,7 @@ COUNTERS_RECORD: Final = np.dtype(
         ("running_count", "<u4"),  # as the engine last reported
         ("waiting_count", "<u4"),  # as the engine last reported
         ("kv_usage_millionths", "<u4"),
-        ("index_blocks", "<u4"),  # canonical blocks published
+        ("index_blocks", "<u4"),  # canonical blocks published, or withheld for want of room
         ("completeness_millionths", "<u4"),  # of what the engine holds, known to its sidecar
         ("last_reserved_s", "<u4"),  # Redis time of the last reservation, whole seconds; 0 = never
         ("lease_until_s", "<f8"),  # Redis time
@@ -73,7 +73,7 @@ class EngineCounters:
 class IndexCounters:
     """What a sidecar says about its own part of the index."""
 
-    blocks: int  # canonical blocks published
+    blocks: int  # canonical blocks published, or withheld for want of room
     completeness_ratio: float  # 0..1; below 1 after a loss of events until it is made good
 
 

@@ -50,12 +50,32 @@ class Reservation:
     prefill: bool = True
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that may have siblings.
+
+    Attributes:
+        tokens: its length.
+        milestones: depth in tokens -> hash of that prefix.
+        new_tokens_min: a request that computes fewer tells nobody.
+    """
+
+    tokens: int
+    milestones: dict[int, bytes]
+    new_tokens_min: int
+
+
 @dataclass
 class ReferenceFleet:
-    """Slots and ledgers; one ledger per registered router."""
+    """Slots and ledgers; one ledger per registered router.
+
+    Attributes:
+        siblings: (prefix, slot) -> router and sequence of who said last that it computes it there.
+    """
 
     slots: dict[int, Slot] = field(default_factory=dict)
     ledgers: dict[str, dict[int, Reservation | None]] = field(default_factory=dict)
+    siblings: dict[tuple[bytes, int], tuple[str, int, int]] = field(default_factory=dict)
 
     def join(self) -> tuple[int, int]:
         """The lowest free slot, one generation on."""
@@ -77,10 +97,32 @@ class ReferenceFleet:
             slot.requests = max(0, slot.requests + sign)
             slot.tokens = max(0, slot.tokens + sign * r.tokens * r.prefill)
 
+    def in_flight(self, slot: int, prompt: Prompt) -> int:
+        """Deepest milestone that a request in prefill on the slot is about to compute."""
+        depth = 0
+        for tokens, prefix in prompt.milestones.items():
+            router, sequence, generation = self.siblings.get((prefix, slot), ("", 0, 0))
+            r = self.ledgers.get(router, {}).get(sequence)
+            if r is not None and r.prefill and (r.slot, r.generation) == (slot, generation):
+                depth = max(depth, tokens * self.holds(r))
+        return depth
+
+    def new_tokens(self, slot: int, new: int, prompt: Prompt | None, block: int) -> int:
+        """What is left to compute after those in flight; hits are whole blocks of the engine."""
+        if prompt is None:
+            return new
+        reusable = min(self.in_flight(slot, prompt), prompt.tokens - 1)
+        return min(new, prompt.tokens - reusable // block * block)
+
     def reserve(
-        self, router: str, sequence: int, candidates: list[tuple[int, int, int]]
+        self,
+        router: str,
+        sequence: int,
+        candidates: list[tuple[int, int, int]],
+        prompt: Prompt | None = None,
+        blocks: list[int] | None = None,
     ) -> tuple[str, int]:
-        """The least product among the open candidates."""
+        """The least product among the open candidates; blocks: of each one's engine."""
         ledger = self.ledgers.get(router)
         if ledger is None:
             return "lost", -1
@@ -90,16 +132,22 @@ class ReferenceFleet:
         for i, (slot, _, _) in enumerate(candidates):
             if booked is not None and booked.slot == slot:
                 return "ok", i
-        scored = [
-            ((s.tokens + new) * (s.requests + 1), new, s.requests, i)
-            for i, (slot, generation, new) in enumerate(candidates)
-            if (s := self.slots[slot]).used and s.generation == generation
-        ]
+        scored = []
+        for i, (slot, generation, by_index) in enumerate(candidates):
+            s = self.slots[slot]
+            if s.used and s.generation == generation:
+                new = self.new_tokens(slot, by_index, prompt, blocks[i] if blocks else 1)
+                scored.append(((s.tokens + new) * (s.requests + 1), new, s.requests, i))
         if not scored:
             return "gone", -1
-        *_, index = min(scored)
-        ledger[sequence] = Reservation(*candidates[index])
+        _, new, _, index = min(scored)
+        slot, generation, _ = candidates[index]
+        ledger[sequence] = Reservation(slot, generation, new)
         self._book(ledger[sequence], 1)
+        if prompt is not None and new >= prompt.new_tokens_min:
+            for tokens, prefix in prompt.milestones.items():
+                if tokens > prompt.tokens - new:
+                    self.siblings[prefix, slot] = (router, sequence, generation)
         return "ok", index
 
     def prefilled(self, router: str, sequence: int) -> None:

@@ -29,7 +29,7 @@ async def test_a_fleet_from_its_founding_to_its_last_request(
     assert InstanceRecord.decode(record) == make_instance("a")
     first, second = SlotIndex(0), SlotIndex(1)
     for slot in (first, second):
-        assert await run(functions.open_slot(fleet.fleet_id, slot, 1)) == 1
+        assert await run(functions.open_slot(fleet, slot, 1)) == 1
 
     # The first holds 70 blocks of the prompt, the second 33.
     hashes = chain(fleet, PROMPT)
@@ -65,7 +65,7 @@ async def test_a_fleet_from_its_founding_to_its_last_request(
 
     # The first sidecar leaves: closed, swept, and its slot is the next one's, a generation on.
     assert await run(functions.close(fleet.fleet_id, first, 1, -1)) == 1
-    assert await run(functions.sweep(fleet.fleet_id, first, 1, 0, 2**fleet.bucket_bits)) == 20
+    assert await run(functions.sweep(fleet, first, 1, 0, 2**fleet.bucket_bits)) == 20
     assert await run(functions.free(fleet.fleet_id, first, 1)) == 1
     assert await run(functions.join(fleet.fleet_id, record)) == [0, 2]
     assert await redis_client.hlen(keys.instances(fleet.fleet_id)) == 2

@@ -1,9 +1,12 @@
 """Membership and reservations on a real server behave as their Python twins do."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from builders import make_fleet_record, make_instance
 from contract.embedded_server import EmbeddedServer
+from contract.prompts import tailed
 from contract.reference import ReferenceFleet
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,14 +19,17 @@ from hypothesis.stateful import (
 )
 
 from indexer.contract import functions, keys
-from indexer.contract.identifiers import RouterId
+from indexer.contract.identifiers import RouterId, SlotIndex
 from indexer.contract.limits import NOTICES_PER_SLOT_MAX
-from indexer.contract.records import EngineCounters, IndexCounters, Notice
+from indexer.contract.records import EngineCounters, IndexCounters, Notice, SlotFlag
+from indexer.contract.reservations import InFlight
 
 FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
 RECORD = make_instance().encode()
 ROUTERS = st.sampled_from(["a", "b"])
 SEQUENCES = st.integers(1, 6)
+TAILS = st.sampled_from([None, *((shared, tail) for shared in (18, 40) for tail in (0, 20, 37))])
+"""A prompt without siblings, or blocks it shares with the others and blocks of its own."""
 
 
 @pytest.fixture
@@ -46,6 +52,11 @@ class Books(RuleBasedStateMachine):
         self.server = server
         server.found(FLEET)
         self.reference = ReferenceFleet()
+        self.ended: Counter[tuple[str, int]] = Counter()
+
+    def sequence(self, router: str, number: int) -> int:
+        """Routers never use a number twice for requests that were booked."""
+        return number + 10 * self.ended[router, number]
 
     @rule()
     def join(self) -> None:
@@ -69,35 +80,66 @@ class Books(RuleBasedStateMachine):
         self.reference.ledgers.setdefault(router, {})
 
     @precondition(lambda self: self.reference.slots)
-    @rule(router=ROUTERS, sequence=SEQUENCES, data=st.data())
-    def reserve(self, router: str, sequence: int, data: st.DataObject) -> None:
-        rows = [
-            (
-                slot,
-                data.draw(st.sampled_from([s.generation, s.generation + 1])),
-                data.draw(st.integers(1, 50)),
-            )
-            for slot, s in self.reference.slots.items()
-        ]
-        expected = self.reference.reserve(router, sequence, rows)
-        call = functions.reserve(FLEET.fleet_id, RouterId(router), sequence, candidates(*rows))
-        status, index, _ = self.server.call(call)
+    @rule(router=ROUTERS, number=SEQUENCES, tail=TAILS, data=st.data())
+    def reserve(
+        self, router: str, number: int, tail: tuple[int, int] | None, data: st.DataObject
+    ) -> None:
+        sequence = self.sequence(router, number)
+        milestones, prompt = tailed(*tail) if tail else (None, None)
+        new_tokens = st.integers(1, 50)
+        if prompt:
+            new_tokens = st.sampled_from([prompt.tokens, prompt.tokens - 272, 1])
+        rows, blocks = [], []
+        for slot, s in self.reference.slots.items():
+            generation = data.draw(st.sampled_from([s.generation, s.generation + 1]))
+            rows.append((slot, generation, data.draw(new_tokens)))
+            blocks.append(data.draw(st.sampled_from([16, 64])))
+        expected = self.reference.reserve(router, sequence, rows, prompt, blocks)
+        in_flight = milestones and InFlight(
+            milestones=milestones, block_size_tokens=np.array(blocks)
+        )
+        call = functions.reserve(
+            FLEET.fleet_id, RouterId(router), sequence, candidates(*rows), in_flight=in_flight
+        )
+        status, index, states = self.server.call(call)
         assert (status.decode(), index) == expected
+        if status == b"ok":
+            told = np.frombuffer(states, functions.CANDIDATE_STATE)["new_prefill_tokens"][index]
+            booked = self.reference.ledgers[router][sequence]
+            assert booked is not None
+            assert told == booked.tokens or not booked.prefill
 
-    @rule(router=ROUTERS, sequence=SEQUENCES)
-    def prefilled(self, router: str, sequence: int) -> None:
+    @rule(tail=TAILS)
+    def look(self, tail: tuple[int, int] | None) -> None:
+        """What a look tells of siblings is what a reservation would count."""
+        milestones, prompt = tailed(*tail) if tail else (None, None)
+        reply = self.server.call(functions.read(FLEET.fleet_id, milestones))
+        told = {slot: tokens for slot, _, tokens in functions.siblings(reply).tolist()}
+        expected = {
+            slot: depth
+            for slot in self.reference.slots
+            if prompt and (depth := self.reference.in_flight(slot, prompt))
+        }
+        assert told == expected
+
+    @rule(router=ROUTERS, number=SEQUENCES)
+    def prefilled(self, router: str, number: int) -> None:
+        sequence = self.sequence(router, number)
         self.server.call(functions.prefilled(FLEET.fleet_id, RouterId(router), sequence))
         self.reference.prefilled(router, sequence)
 
-    @rule(router=ROUTERS, sequence=SEQUENCES)
-    def release(self, router: str, sequence: int) -> None:
-        self.server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
+    @rule(router=ROUTERS, number=SEQUENCES)
+    def release(self, router: str, number: int) -> None:
+        sequence = self.sequence(router, number)
+        booked = self.server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
         self.reference.release(router, sequence)
+        self.ended[router, number] += booked == 1
 
     @rule(router=ROUTERS)
     def reap(self, router: str) -> None:
         self.server.call(functions.reap(FLEET.fleet_id, RouterId(router)))
         self.reference.reap(router)
+        self.ended.update((router, number) for number in range(1, 7))
 
     @precondition(lambda self: self.reference.ledgers)
     @rule(data=st.data())
@@ -217,7 +259,7 @@ def test_a_choice_is_refused_when_its_batch_has_moved(fleet: EmbeddedServer) -> 
     call = functions.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=0)
     status, index, states = fleet.call(call)
     assert (status, index) == (b"moved", 0)
-    assert np.frombuffer(states, functions.CANDIDATE_STATE).tolist() == [(5, 1)]
+    assert np.frombuffer(states, functions.CANDIDATE_STATE).tolist() == [(5, 1, 9)]
 
     call = functions.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=1)
     assert fleet.call(call)[:2] == [b"ok", 0]
@@ -277,3 +319,16 @@ def test_a_heartbeat_tells_how_complete_the_index_is(fleet: EmbeddedServer) -> N
     fleet.call(functions.heartbeat(FLEET, slot, generation, index=index, counters=None))
     row = fleet.counters(FLEET).slots[slot]
     assert (row["index_blocks"], row["completeness_millionths"]) == (7, 250_000)
+
+
+def test_a_slot_is_given_up_for_another_in_one_step(fleet: EmbeddedServer) -> None:
+    """An instance that has to move is in the fleet once, at every moment, also when it is full."""
+    former = tuple(fleet.call(functions.join(FLEET.fleet_id, RECORD)))
+    assert fleet.call(functions.join(FLEET.fleet_id, RECORD, former=former)) == [1, 1]
+    flags = fleet.counters(FLEET).slots["flags"]
+    assert flags[0] & SlotFlag.CLOSING
+    assert flags[1] == SlotFlag.USED
+
+    others_former = (SlotIndex(1), 7)  # the slot has passed on
+    assert fleet.call(functions.join(FLEET.fleet_id, RECORD, former=others_former)) == [2, 1]
+    assert fleet.counters(FLEET).slots["flags"][1] == SlotFlag.USED

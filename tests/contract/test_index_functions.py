@@ -45,7 +45,7 @@ def test_lookup_equals_the_linear_walk(
     for first, count, path in crowds:  # enough holders of one block for the bitmap form
         holdings = holdings + [(slot, path) for slot in range(first, first + count)]
     for slot, _ in holdings:
-        server.call(functions.open_slot(FLEET.fleet_id, slot, 1))
+        server.call(functions.open_slot(FLEET, slot, 1))
     for slot, path in holdings:
         hashes = chain(path)
         call = functions.store(FLEET, SlotIndex(slot), 1, hashes)
@@ -71,7 +71,7 @@ def test_one_holder_more_than_a_list_holds_and_back(server: EmbeddedServer) -> N
     server.clear()
     hashes = chain([1, 2, 3])
     for slot in range(33):
-        server.call(functions.open_slot(FLEET.fleet_id, slot, 1))
+        server.call(functions.open_slot(FLEET, slot, 1))
         server.call(functions.store(FLEET, slot, 1, hashes))
     assert depths(server, hashes)[:34] == [3] * 33 + [0]
 
@@ -80,7 +80,7 @@ def test_one_holder_more_than_a_list_holds_and_back(server: EmbeddedServer) -> N
 
     assert depths(server, hashes)[:4] == [3, 3, 0, 0]
     # Two holders are two bytes again, whichever way they came to be two.
-    buckets = [keys.bucket(FLEET.fleet_id, 0, i) for i in range(2**FLEET.bucket_bits)]
+    buckets = [keys.bucket(functions.anchor(FLEET, 0), i) for i in range(2**FLEET.bucket_bits)]
     assert {b"\x00\x01"} == {value for key in buckets for value in server.redis.hvals(key)}
 
 
@@ -88,8 +88,8 @@ def test_an_older_generation_cannot_write(server: EmbeddedServer) -> None:
     """A sidecar that lost its slot changes nothing of the slot's next user."""
     server.clear()
     hashes = chain([1, 2])
-    assert server.call(functions.open_slot(FLEET.fleet_id, 3, 2)) == 1
-    assert server.call(functions.open_slot(FLEET.fleet_id, 3, 1)) == 0
+    assert server.call(functions.open_slot(FLEET, 3, 2)) == 1
+    assert server.call(functions.open_slot(FLEET, 3, 1)) == 0
     assert server.call(functions.store(FLEET, 3, 1, hashes)) == 0
     assert server.call(functions.store(FLEET, 3, 2, hashes)) == 1
     assert server.call(functions.remove(FLEET, 3, 1, hashes)) == 0
@@ -102,14 +102,14 @@ def test_a_sweep_leaves_nothing_of_its_slot(server: EmbeddedServer, paths) -> No
     server.clear()
     reference = ReferenceIndex()
     for slot in (1, 2, 40):
-        server.call(functions.open_slot(FLEET.fleet_id, slot, 1))
+        server.call(functions.open_slot(FLEET, slot, 1))
     for slot, path in paths:
         server.call(functions.store(FLEET, slot, 1, chain(path)))
         reference.store(slot, chain(path))
     held = sum(2 in holders for holders in reference.holders.values())
 
     taken = sum(
-        server.call(functions.sweep(FLEET.fleet_id, 2, 1, first, 16))
+        server.call(functions.sweep(FLEET, 2, 1, first, 16))
         for first in range(0, 2**FLEET.bucket_bits, 16)
     )
 
@@ -124,10 +124,10 @@ def test_a_late_sweep_spares_the_next_generation(server: EmbeddedServer) -> None
     """A sweep for an earlier user of the slot changes nothing of the present one's blocks."""
     server.clear()
     hashes = chain([1, 2])
-    server.call(functions.open_slot(FLEET.fleet_id, SlotIndex(3), 2))
+    server.call(functions.open_slot(FLEET, SlotIndex(3), 2))
     server.call(functions.store(FLEET, SlotIndex(3), 2, hashes))
 
-    late = functions.sweep(FLEET.fleet_id, SlotIndex(3), 1, 0, 2**FLEET.bucket_bits)
+    late = functions.sweep(FLEET, SlotIndex(3), 1, 0, 2**FLEET.bucket_bits)
 
     assert server.call(late) == -1
     assert depths(server, hashes)[3] == 2

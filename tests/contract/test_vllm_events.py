@@ -8,8 +8,14 @@ import msgpack
 import pytest
 
 from indexer.contract.block_hash import pack_tokens
+from indexer.engine.vllm_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    decode_batch,
+)
 from indexer.errors import MalformedBatch
-from indexer.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, Event, decode_batch
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 REAL = json.loads((GOLDEN / "vllm_0_32_kv_events.json").read_text())
@@ -121,6 +127,7 @@ GOOD = {"type": "BlockRemoved", "block_hashes": [5]}
         fields(token_ids=[-1] * 8),
         fields(token_ids=[1 << 32] * 8),
         fields(token_ids="abcdefgh"),
+        fields(token_ids=bytes(32)),
         fields(block_size=0),
         fields(block_size=4.0),
         fields(extra_keys=[None]),
@@ -128,6 +135,9 @@ GOOD = {"type": "BlockRemoved", "block_hashes": [5]}
         fields(lora_name=["x"]),
         fields(kv_cache_spec_kind=7),
         fields(group_idx="0"),
+        fields(group_idx=-1),
+        fields(medium=["GPU"]),
+        fields(lora_id=[3]),
         {"type": "BlockStored"},
         {"type": "BlockRemoved", "block_hashes": None},
         {"no": "type"},
@@ -160,7 +170,8 @@ def test_unknown_fields_are_ignored() -> None:
 @pytest.mark.parametrize(
     "payload",
     [b"", b"\xc1", b"\x93", b"hello", msgpack.packb(7), msgpack.packb([1.0]), msgpack.packb({}),
-     msgpack.packb([1.0, 5, 0]), msgpack.packb(["x", [], 0]), b"\x91" * 2000],
+     msgpack.packb([1.0, 5, 0]), msgpack.packb(["x", [], 0]),
+     msgpack.packb(["1", [], 0]), msgpack.packb([float("nan"), [], 0]), b"\x91" * 2000],
 )  # fmt: skip
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
     """Anything else raises one typed error."""

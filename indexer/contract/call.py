@@ -1,0 +1,18 @@
+"""A call of one Redis Function, ready to send."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One function call, ready to send."""
+
+    function: str
+    keys: tuple[str, ...]
+    args: tuple[bytes | str | int | float, ...]
+    read_only: bool = False
+
+    def command(self) -> tuple[bytes | str | int | float, ...]:
+        """The whole command, for a client or a pipeline."""
+        verb = "FCALL_RO" if self.read_only else "FCALL"
+        return (verb, self.function, len(self.keys), *self.keys, *self.args)

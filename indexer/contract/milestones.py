@@ -1,0 +1,85 @@
+"""The depths of a prompt at which requests in flight tell each other of common prefixes. Pure.
+
+A request that is about to compute a prompt is known to its siblings by the hashes of a few of its
+prefixes: four depths an octave, the same for every prompt, and the end. Two prompts that share a
+prefix thus meet at no less than four fifths of it, and equal ones at their end.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final, Self
+
+from indexer.contract.limits import (
+    BLOCK_HASH_BYTES,
+    BLOCKS_PER_LOOKUP_MAX,
+    MILESTONES_MAX,
+    SIBLING_BLOCKS_MIN,
+)
+
+PER_OCTAVE: Final = 4
+_ENTRY: Final = struct.Struct(f"<I{BLOCK_HASH_BYTES}s")
+"""depth in tokens, hash of the block that ends there"""
+
+
+def _common() -> tuple[int, ...]:
+    """16, 20, 24, 28, 32, 40, ...: depths in blocks up to the longest chain."""
+    depths = []
+    octave = SIBLING_BLOCKS_MIN
+    while octave <= BLOCKS_PER_LOOKUP_MAX:
+        depths += [octave + octave * i // PER_OCTAVE for i in range(PER_OCTAVE)]
+        octave *= 2
+    return tuple(depth for depth in depths if depth <= BLOCKS_PER_LOOKUP_MAX)
+
+
+_COMMON: Final = _common()
+
+assert SIBLING_BLOCKS_MIN % PER_OCTAVE == 0, "depths are whole blocks"
+assert len(_COMMON) + 1 <= MILESTONES_MAX, "a chain has more milestones than a call takes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestones:
+    """One prompt's milestones.
+
+    Attributes:
+        prompt_tokens: of the whole prompt.
+        new_tokens_min: a request that computes fewer tells nobody of it.
+        packed: shallow first, 12 bytes each: depth in tokens, block hash.
+    """
+
+    prompt_tokens: int
+    new_tokens_min: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, hashes: bytes, *, prompt_tokens: int, block_size_tokens: int) -> Self | None:
+        """Choose them from a chain.
+
+        Args:
+            hashes: chain of block hashes, from `block_hash.chain`.
+            prompt_tokens: of the whole prompt.
+            block_size_tokens: canonical block size of the fleet.
+
+        Returns:
+            None for a prompt too short to be worth it.
+        """
+        blocks = len(hashes) // BLOCK_HASH_BYTES
+        if blocks < SIBLING_BLOCKS_MIN:
+            return None
+        depths = [depth for depth in _COMMON if depth < blocks]
+        depths.append(blocks)
+        return cls(
+            prompt_tokens=prompt_tokens,
+            new_tokens_min=SIBLING_BLOCKS_MIN * block_size_tokens,
+            packed=b"".join(
+                _ENTRY.pack(
+                    depth * block_size_tokens,
+                    hashes[(depth - 1) * BLOCK_HASH_BYTES : depth * BLOCK_HASH_BYTES],
+                )
+                for depth in depths
+            ),
+        )
+
+    def depths_tokens(self) -> list[int]:
+        """Depth of each, in tokens."""
+        return [depth for depth, _ in _ENTRY.iter_unpack(self.packed)]

@@ -1,0 +1,169 @@
+"""Reservations and siblings in flight: one builder per function, as in `functions.py`."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.contract import keys
+from indexer.contract.call import Call
+from indexer.contract.identifiers import FleetId, RouterId
+from indexer.contract.limits import (
+    CANDIDATES_PER_RESERVE_MAX,
+    DIRECTORY_TTL_S,
+    ROUTER_LEASE_TTL_S,
+    SIBLING_TTL_S,
+)
+from indexer.contract.milestones import Milestones
+from indexer.contract.records import FleetCounters
+
+LEDGER_TTL_S: Final = 2 * DIRECTORY_TTL_S
+"""A ledger outlives the counters it has booked on, so it is reaped, never merely forgotten."""
+
+CANDIDATE: Final = np.dtype(
+    [("slot", "<u2"), ("generation", "<u4"), ("new_prefill_tokens", "<u4")], align=False
+)
+CANDIDATE_STATE: Final = np.dtype(
+    [("queued_prefill_tokens", "<u4"), ("batch_size", "<u4"), ("new_prefill_tokens", "<u4")]
+)
+SIBLING: Final = np.dtype([("slot", "<u2"), ("generation", "<u4"), ("tokens", "<u4")], align=False)
+RESERVATION: Final = struct.Struct("<HIIB")
+"""slot, generation, prefill tokens still queued, state (0 prefill, 1 decode)"""
+
+assert (CANDIDATE.itemsize, SIBLING.itemsize, RESERVATION.size) == (10, 10, 11), "as in Lua"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """What a reservation has to know to count what its siblings are about to compute.
+
+    A sibling counts while its ledger has it in prefill, and SIBLING_TTL_S at most: an answer that
+    is not streamed stays in prefill until it ends, long after the index knows its blocks, and
+    should the engine have given them up by then, the credit would be wrong.
+
+    Attributes:
+        milestones: of the prompt.
+        block_size_tokens: of each candidate's engine; its hits are floored to that.
+        expected_tokens: new prefill tokens of each candidate when the choice was made; None: any.
+    """
+
+    milestones: Milestones
+    block_size_tokens: npt.NDArray[np.int64]
+    expected_tokens: npt.NDArray[np.int64] | None = None
+
+    def args(self, fleet: FleetId) -> tuple[bytes | str | int, ...]:
+        """The function's arguments."""
+        expected = self.expected_tokens
+        return (
+            keys.ledger(fleet, RouterId("")),
+            keys.sibling_prefix(fleet),
+            self.milestones.packed,
+            self.milestones.prompt_tokens,
+            self.block_size_tokens.astype("<u2").tobytes(),
+            b"" if expected is None else expected.astype("<u4").tobytes(),
+            self.milestones.new_tokens_min,
+            round(SIBLING_TTL_S * 1000),
+        )
+
+
+def read(fleet: FleetId, milestones: Milestones | None = None) -> Call:
+    """The counters of the whole fleet, and siblings; see `fleet_counters` and `siblings`.
+
+    Args:
+        fleet: the fleet.
+        milestones: of the prompt whose siblings are asked for; None for nobody's.
+    """
+    args: tuple[bytes | str, ...] = ()
+    if milestones is not None:
+        args = (keys.ledger(fleet, RouterId("")), keys.sibling_prefix(fleet), milestones.packed)
+    return Call("ts1_read", (keys.counters(fleet),), args, read_only=True)
+
+
+def fleet_counters(reply: Sequence[Any]) -> FleetCounters | None:
+    """Decode the counters of what `read` returned; None when the fleet has none.
+
+    Raises:
+        ValueError: the bytes are not counters of this schema version.
+    """
+    seconds, microseconds, raw, _ = reply
+    if not raw:
+        return None
+    return FleetCounters.decode(raw, int(seconds) + int(microseconds) / 1e6)
+
+
+def siblings(reply: Sequence[Any]) -> npt.NDArray[np.void]:
+    """The siblings of what `read` returned, dtype SIBLING: how deep a slot will soon be."""
+    return np.frombuffer(reply[3], SIBLING)
+
+
+def _books(fleet: FleetId, router: RouterId) -> tuple[str, str, str]:
+    return keys.counters(fleet), keys.routers(fleet), keys.ledger(fleet, router)
+
+
+def register(fleet: FleetId, router: RouterId, *, begin: bool) -> Call:
+    """Begin or renew a router's lease."""
+    return Call(
+        "ts1_register",
+        (keys.routers(fleet), keys.ledger(fleet, router)),
+        (router, ROUTER_LEASE_TTL_S, LEDGER_TTL_S, int(begin)),
+    )
+
+
+def reserve(
+    fleet: FleetId,
+    router: RouterId,
+    sequence: int,
+    candidates: npt.NDArray[np.void],
+    *,
+    choice: int = -1,
+    expected_batch_size: int = -1,
+    in_flight: InFlight | None = None,
+) -> Call:
+    """Choose and book in one step.
+
+    Args:
+        fleet: the fleet.
+        router: this router's registration.
+        sequence: number of the request, unique within the registration.
+        candidates: dtype CANDIDATE, equals in order of preference; tokens by the index alone.
+        choice: index of the only acceptable candidate; -1 lets the function take the least product.
+        expected_batch_size: the choice's batch size when it was made; -1 for any.
+        in_flight: for counting siblings in flight; None: they are not.
+    """
+    assert 0 < len(candidates) <= CANDIDATES_PER_RESERVE_MAX, len(candidates)
+    args = (router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice)
+    more = in_flight.args(fleet) if in_flight is not None else ()
+    return Call("ts1_reserve", _books(fleet, router), (*args, expected_batch_size, *more))
+
+
+def prefilled(fleet: FleetId, router: RouterId, sequence: int) -> Call:
+    """The request's prefill has ended."""
+    return Call("ts1_prefilled", _books(fleet, router), (router, sequence.to_bytes(8, "little")))
+
+
+def release(fleet: FleetId, router: RouterId, sequence: int) -> Call:
+    """The request has ended."""
+    args = (router, sequence.to_bytes(8, "little"), LEDGER_TTL_S)
+    return Call("ts1_release", _books(fleet, router), args)
+
+
+def sync(fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombstones: bool) -> Call:
+    """Make the ledger say what its router says.
+
+    Args:
+        fleet: the fleet.
+        router: this router's registration.
+        reservations: 19 bytes each: sequence as little-endian u64, then RESERVATION.
+        forget_tombstones: drop the marks of releases that came before their reserve.
+    """
+    args = (router, reservations, LEDGER_TTL_S, int(forget_tombstones))
+    return Call("ts1_sync", _books(fleet, router), args)
+
+
+def reap(fleet: FleetId, router: RouterId | None = None) -> Call:
+    """Take back what one router has reserved; None: a router whose lease is dead, if any."""
+    prefix = keys.ledger(fleet, RouterId(""))
+    return Call("ts1_reap", (keys.counters(fleet), keys.routers(fleet)), (prefix, router or ""))

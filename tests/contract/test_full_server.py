@@ -1,0 +1,105 @@
+"""A Redis at its maxmemory (noeviction): what goes on, what is refused, and how."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import redis.exceptions
+from builders import make_fleet_record
+from contract.embedded_server import EmbeddedServer
+
+from indexer.contract import functions, reservations, upkeep
+from indexer.contract.functions import REDIS_WEATHER
+from indexer.contract.identifiers import BlockHash, RouterId, SlotIndex
+from indexer.contract.records import Notice
+
+FLEET = make_fleet_record(bucket_bits=4)
+ID = FLEET.fleet_id
+SLOT, GENERATION = SlotIndex(0), 1
+ROUTER = RouterId("r")
+HASHES = [BlockHash(bytes([n]) * 8) for n in range(1, 20)]
+CANDIDATES = np.array([(SLOT, GENERATION, 5)], reservations.CANDIDATE)
+PACKED = Notice(decided_s=1.0, predicted_tokens=0, actual_tokens=16, hashes=b"h" * 8).encode()
+
+GO_ON = {
+    "create": (functions.create(FLEET), None),
+    "join": (functions.join(ID, b"\x80"), [1, 1]),
+    "open": (functions.open_slot(FLEET, SlotIndex(1), 1), 1),
+    "announce": (functions.announce(ID, SLOT, GENERATION, b"\x80\x80"), 1),
+    "heartbeat": (functions.heartbeat(FLEET, SLOT, GENERATION, counters=None), None),
+    "read": (functions.read(ID), None),
+    "lookup": (functions.lookup(FLEET, 0, b"".join(HASHES[:9])), None),
+    "remove": (functions.remove(FLEET, SLOT, GENERATION, HASHES[8::-1]), 1),
+    "sweep": (functions.sweep(FLEET, SLOT, GENERATION, 0, 16), 9),
+    "close": (functions.close(ID, SLOT, GENERATION, -1), 1),
+    "list": (upkeep.list_fleet(ID), 1),
+    "lease": (upkeep.lease(ID, b"me", 10.0), 1),
+    "budgets": (upkeep.budgets(ID, {(SLOT, GENERATION): 4}), 1),
+    "measure": (upkeep.measure(FLEET, 0, range(16)), None),
+    "register": (reservations.register(ID, RouterId("new"), begin=True), 1),
+    "reserve": (reservations.reserve(ID, ROUTER, 2, CANDIDATES), None),
+    "prefilled": (reservations.prefilled(ID, ROUTER, 1), 1),
+    "release": (reservations.release(ID, ROUTER, 1), 1),
+    "release of what was never reserved": (reservations.release(ID, ROUTER, 9), 0),
+    "sync": (reservations.sync(ID, ROUTER, b"", forget_tombstones=True), [0, 1]),
+    "reap": (reservations.reap(ID, ROUTER), [b"r", 1]),
+}
+REFUSED = {
+    "store": functions.store(FLEET, SLOT, GENERATION, HASHES[9:]),
+    "notice": functions.notice(ID, SLOT, GENERATION, PACKED),
+}
+
+
+@pytest.fixture
+def full(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """A fleet of one instance with nine blocks and one reservation; then memory is full."""
+    server.found(FLEET)
+    assert server.call(functions.join(ID, b"\x80")) == [SLOT, GENERATION]
+    assert server.call(functions.open_slot(FLEET, SLOT, GENERATION)) == 1
+    assert server.call(functions.store(FLEET, SLOT, GENERATION, HASHES[:9])) == 1
+    assert server.call(reservations.register(ID, ROUTER, begin=True)) == 1
+    assert server.call(reservations.reserve(ID, ROUTER, 1, CANDIDATES))[0] == b"ok"
+    server.redis.config_set("maxmemory", 1)
+    try:
+        yield server
+    finally:
+        server.redis.config_set("maxmemory", 0)
+
+
+@pytest.mark.parametrize("name", GO_ON)
+def test_what_goes_on(full: EmbeddedServer, name: str) -> None:
+    """Membership, reservations, upkeep and everything that frees memory need none to be left."""
+    call, expected = GO_ON[name]
+    answer = full.call(call)
+    assert expected in (None, answer)
+    assert answer != []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(full: EmbeddedServer, name: str) -> None:
+    """What grows with traffic is refused whole, as weather, and changes nothing."""
+    before = full.redis.dbsize()
+    with pytest.raises(redis.exceptions.OutOfMemoryError) as refused:
+        full.call(REFUSED[name])
+    assert isinstance(refused.value, REDIS_WEATHER)
+    assert full.redis.dbsize() == before
+    out = np.zeros(256, np.int64)
+    functions.depths(full.call(functions.lookup(FLEET, 0, b"".join(HASHES))), out)
+    assert out[SLOT] == 9
+
+
+def test_every_function_is_accounted_for() -> None:
+    """A new function has to say what it does when memory is full."""
+    named = {name.split()[0] for name in GO_ON} | set(REFUSED) | {"free"}
+    registered = {
+        part.split("'")[0].removeprefix("ts1_")
+        for library in functions.LIBRARIES
+        for part in functions.library_text(library).split("function_name='")[1:]
+    }
+    assert registered == named
+
+
+def test_a_closed_slot_is_freed(full: EmbeddedServer) -> None:
+    """Leaving goes on to its end."""
+    assert full.call(functions.close(ID, SLOT, GENERATION, -1)) == 1
+    assert full.call(functions.free(ID, SLOT, GENERATION)) == 1
