@@ -14,10 +14,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 
 from indexer.config import InspectConfig, SidecarConfig, loggable, parse
 from indexer.contract.functions import REDIS_WEATHER
-from indexer.engine_api import EngineApi
+from indexer.contract.link import connected
+from indexer.contract.link.address import without_password
+from indexer.engine.engine_api import EngineApi
 from indexer.errors import IndexerError, MetricsUnavailable
-from indexer.redis_client import connect
-from indexer.sidecar import Sidecar
+from indexer.sidecar import REDIS_DEADLINE_S, Sidecar
 from indexer.telemetry import Telemetry, configure_logging
 
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
@@ -62,12 +63,11 @@ async def _run(config: SidecarConfig) -> None:
     ProcessCollector(registry=registry)
     telemetry = Telemetry(registry)
     _serve_metrics(config, registry)
-    client = connect(config.redis_url)
-    try:
-        async with EngineApi(config.engine_url, api_key=config.engine_api_key) as api:
-            await Sidecar(config, api, client, telemetry=telemetry).run()
-    finally:
-        await client.aclose()
+    async with (
+        connected(config.redis_url, deadline_s=REDIS_DEADLINE_S) as link,
+        EngineApi(config.engine_url, api_key=config.engine_api_key) as api,
+    ):
+        await Sidecar(config, api, link, telemetry=telemetry).run()
 
 
 def _serve_metrics(config: SidecarConfig, registry: CollectorRegistry) -> None:
@@ -81,14 +81,21 @@ def _serve_metrics(config: SidecarConfig, registry: CollectorRegistry) -> None:
 
 
 def _inspect(config: InspectConfig) -> int:
+    configure_logging("error")  # what is shown has standard output to itself
+    exit_status = 0
+    try:
+        asyncio.run(_show(config))
+    except* REDIS_WEATHER as failures:
+        sys.stderr.write(f"error: {without_password(config.redis_url)}: {_first(failures)}\n")
+        exit_status = 1
+    return exit_status
+
+
+async def _show(config: InspectConfig) -> None:
     from indexer.inspection import show  # noqa: PLC0415 - rich costs the sidecar's start nothing
 
-    try:
-        asyncio.run(show(connect(config.redis_url), as_json=config.format == "json"))
-    except REDIS_WEATHER as error:
-        sys.stderr.write(f"error: {config.redis_url}: {error}\n")
-        return 1
-    return 0
+    async with connected(config.redis_url, deadline_s=REDIS_DEADLINE_S) as link:
+        await show(link, as_json=config.format == "json")
 
 
 if __name__ == "__main__":

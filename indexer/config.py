@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
-from redis.asyncio import ConnectionPool
 
 from indexer.contract.limits import (
     BLOCK_SIZE_TOKENS_DEFAULT,
@@ -20,14 +19,15 @@ from indexer.contract.limits import (
     PARTITIONS_MAX,
     SLOTS_PER_PARTITION_MAX,
 )
-from indexer.event_source import is_endpoint
+from indexer.contract.link import address
+from indexer.engine.event_source import is_endpoint
 
 ENV_PREFIX: Final = "TIMESTABLE_INDEXER"
 
 EXIT_USAGE: Final = 2
 PORT_MAX: Final = 65535
 INSTANCES_EXPECTED_MAX: Final = PARTITIONS_MAX * SLOTS_PER_PARTITION_MAX
-REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
+ENGINE_RANKS_MAX: Final = SLOTS_PER_PARTITION_MAX
 SECRETS: Final = ("engine_api_key",)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -39,21 +39,32 @@ class SidecarConfig:
 
     Args:
         engine_url: the engine's own API, as seen from here
-        redis_url: index and counters: redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH
+        redis_url: index and counters: redis://HOST:PORT[,HOST:PORT] (the master of them),
+            redis+sentinel://HOST:PORT/SERVICE, redis+cluster://HOST:PORT, with TLS rediss...,
+            or unix:///PATH
         advertised_url: the engine's API as routers reach it; engine_url when not given
         engine_api_key: what the engine was given as --api-key
         event_endpoint: where KV events are published, for engines without GET /kv_event_sources;
             a host of * is the engine's; rank r of a data-parallel engine adds r to the port
         replay_endpoint: where missed KV events can be asked for, likewise
         event_topic: topic of the KV events, likewise
+        engine_block_size_tokens: tokens of the engine's own blocks, for engines whose /metrics has
+            no vllm:cache_config_info; over what the engine tells
+        engine_capacity_blocks: device blocks of a rank, likewise
+        engine_ranks: data-parallel ranks behind event_endpoint, likewise
         model_scope: name of the fleet; the engine's first served model name when not given
         block_size_tokens: canonical block size, a multiple or a divisor of the engine's; the first
             instance of a fleet decides
         partitions: partitions of the fleet's index, 256 instances each; the first decides
         instances_expected: instances a partition is laid out for; the first decides
+        index_bytes_max: memory that the fleet's index may take in Redis, all partitions together;
+            none when not given, and in any case what the server's own maxmemory leaves. Give all
+            sidecars of a fleet the same: the one that sweeps at the time applies its own
         scrape_interval_s: between two looks at the engine's metrics; each renews the lease
         metrics_host: address of our own /metrics
         metrics_port: port of our own /metrics; 0 for none
+        snapshot_path: directory for snapshots of what the engine holds, from which a sidecar
+            started again goes on; none when not given. Needs an engine with a replay socket
         journal_path: file that gets a JSON line for every write to the index, for audits
         log_level: least level of log lines
     """
@@ -65,13 +76,18 @@ class SidecarConfig:
     event_endpoint: str | None = None
     replay_endpoint: str | None = None
     event_topic: str | None = None
+    engine_block_size_tokens: PositiveInt | None = None
+    engine_capacity_blocks: PositiveInt | None = None
+    engine_ranks: PositiveInt | None = None
     model_scope: str | None = None
     block_size_tokens: PositiveInt = BLOCK_SIZE_TOKENS_DEFAULT
     partitions: PositiveInt = 1
     instances_expected: PositiveInt = INSTANCES_EXPECTED_DEFAULT
+    index_bytes_max: PositiveInt | None = None
     scrape_interval_s: PositiveFloat = 0.1
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus asks from elsewhere
     metrics_port: NonNegativeInt = 9100
+    snapshot_path: Path | None = None
     journal_path: Path | None = None
     log_level: LogLevel = "info"
 
@@ -112,8 +128,11 @@ class SidecarConfig:
             endpoint = getattr(self, key)
             if endpoint is not None and not is_endpoint(endpoint):
                 raise ValueError(f"{key}: `{endpoint}` is not like tcp://HOST:PORT or ipc://PATH")
-        if self.replay_endpoint is not None and self.event_endpoint is None:
-            raise ValueError("replay_endpoint: needs event_endpoint beside it")
+        for key in ("replay_endpoint", "engine_ranks"):
+            if getattr(self, key) is not None and self.event_endpoint is None:
+                raise ValueError(f"{key}: needs event_endpoint beside it")
+        if self.engine_ranks is not None and self.engine_ranks > ENGINE_RANKS_MAX:
+            raise ValueError(f"engine_ranks: {self.engine_ranks} is above {ENGINE_RANKS_MAX}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +140,9 @@ class InspectConfig:
     """Show fleets, instances and routers as they stand in Redis; reads only.
 
     Args:
-        redis_url: index and counters: redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH
+        redis_url: index and counters: redis://HOST:PORT[,HOST:PORT] (the master of them),
+            redis+sentinel://HOST:PORT/SERVICE, redis+cluster://HOST:PORT, with TLS rediss...,
+            or unix:///PATH
         format: tables for people, or one JSON document
     """
 
@@ -138,12 +159,9 @@ class InspectConfig:
 
 
 def _check_redis(url: str) -> None:
-    if url.partition("://")[0] not in REDIS_SCHEMES:
-        raise ValueError(f"redis_url: `{url}` does not begin with redis://, rediss:// or unix://")
     try:
-        # The port and the options of the URL are only read when a connection is made of them.
-        ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]  # redis-py
-    except (ValueError, TypeError) as error:
+        address.parse(url)
+    except ValueError as error:
         raise ValueError(f"redis_url: {error}") from None
 
 
@@ -160,11 +178,9 @@ def loggable(config: SidecarConfig) -> dict[str, Any]:
     shown = {one.name: getattr(config, one.name) for one in fields(config)}
     for key in SECRETS:
         shown[key] = shown[key] and "***"
-    shown["journal_path"] = config.journal_path and str(config.journal_path)
-    parts = urlsplit(config.redis_url)
-    if parts.password:
-        netloc = f"{parts.username or ''}:***@{parts.hostname}:{parts.port or ''}"
-        shown["redis_url"] = urlunsplit(parts._replace(netloc=netloc))
+    for key in ("journal_path", "snapshot_path"):
+        shown[key] = shown[key] and str(shown[key])
+    shown["redis_url"] = address.without_password(config.redis_url)
     return shown
 
 

@@ -6,34 +6,29 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
-from redis.asyncio import Redis
 from rich.console import Console
 from rich.table import Table
 
 from indexer.contract import functions, keys
-from indexer.contract.functions import RedisClient
 from indexer.contract.identifiers import FleetId, RouterId
+from indexer.contract.limits import BUCKETS_PER_MEASURE_MAX
+from indexer.contract.link import Link
 from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, slot_view
+from indexer.publishing.memory import POLICY_REMEDY, bytes_per_membership, index_bytes, measure
 
 PIPE_COLUMNS: Final = 200
 
-BUCKETS_SAMPLED: Final = 64
-"""Buckets whose size is asked for; block hashes spread evenly, so a sample tells the whole."""
 
-
-async def show(redis: Redis, *, as_json: bool) -> None:
+async def show(redis: Link, *, as_json: bool) -> None:
     """Print every fleet that Redis knows."""
-    try:
-        fleets = await read_fleets(redis)
-    finally:
-        await redis.aclose()
+    fleets = await read_fleets(redis)
     if as_json:
         print(json.dumps({"fleets": fleets}, indent=2))  # noqa: T201 - this is its output
     else:
         _print_tables(fleets)
 
 
-async def read_fleets(redis: Redis) -> list[dict[str, Any]]:
+async def read_fleets(redis: Link) -> list[dict[str, Any]]:
     """All fleets as plain values."""
     fleets = []
     for fleet_id in await _fleet_ids(redis):
@@ -54,12 +49,12 @@ async def read_fleets(redis: Redis) -> list[dict[str, Any]]:
     return fleets
 
 
-async def _fleet_ids(redis: RedisClient) -> list[FleetId]:
+async def _fleet_ids(redis: Link) -> list[FleetId]:
     members = await redis.execute_command("SMEMBERS", keys.directory())
     return sorted(FleetId(member.decode()) for member in members)
 
 
-async def _counters(redis: Redis, fleet: FleetId) -> FleetCounters | None:
+async def _counters(redis: Link, fleet: FleetId) -> FleetCounters | None:
     try:
         return functions.fleet_counters(await functions.run(redis, functions.read(fleet)))
     except ValueError:
@@ -67,11 +62,12 @@ async def _counters(redis: Redis, fleet: FleetId) -> FleetCounters | None:
 
 
 async def _instances(
-    redis: RedisClient, fleet: FleetId, counters: FleetCounters | None
+    redis: Link, fleet: FleetId, counters: FleetCounters | None
 ) -> list[dict[str, Any]]:
     if counters is None:
         return []
-    records = await redis.execute_command("HGETALL", keys.instances(fleet))
+    raw = await redis.execute_command("HGETALL", keys.instances(fleet))
+    records = dict(zip(raw[::2], raw[1::2], strict=True))
     instances = []
     for slot in np.flatnonzero(counters.slots["flags"]):
         try:
@@ -83,43 +79,40 @@ async def _instances(
     return instances
 
 
-async def _routers(redis: RedisClient, fleet: FleetId) -> list[dict[str, Any]]:
-    seconds, microseconds = await redis.execute_command("TIME")
-    now_s = seconds + microseconds / 1_000_000
+async def _routers(redis: Link, fleet: FleetId) -> list[dict[str, Any]]:
+    seconds, microseconds, *_ = await functions.run(redis, functions.read(fleet))
+    now_s = int(seconds) + int(microseconds) / 1_000_000
     routers = []
     leases = await redis.execute_command("ZRANGE", keys.routers(fleet), 0, -1, "WITHSCORES")
-    for raw, until_s in leases:
+    for raw, until_s in zip(leases[::2], leases[1::2], strict=True):
         router = raw.decode()
         ledger = keys.ledger(fleet, RouterId(router))
         routers.append(
             {
                 "router_id": router,
-                "lease_left_s": round(until_s - now_s, 3),
+                "lease_left_s": round(float(until_s) - now_s, 3),
                 "reservations": await redis.execute_command("HLEN", ledger),
             }
         )
     return routers
 
 
-async def _index(redis: Redis, fleet: FleetRecord) -> dict[str, int]:
-    """Size of the index, extrapolated from a sample of its buckets."""
-    buckets = 1 << fleet.bucket_bits
-    sampled = range(0, buckets, max(1, buckets // BUCKETS_SAMPLED))
-    blocks = size_bytes = 0
-    for partition in range(fleet.partitions):
-        async with redis.pipeline(transaction=False) as pipeline:
-            for bucket in sampled:
-                key = keys.bucket(fleet.fleet_id, partition, bucket)
-                pipeline.hlen(key)
-                pipeline.memory_usage(key)
-            replies = await pipeline.execute()
-        blocks += sum(replies[::2])
-        size_bytes += sum(reply or 0 for reply in replies[1::2])
-    factor = buckets / len(sampled)
+async def _index(redis: Link, fleet: FleetRecord) -> dict[str, Any]:
+    """Size of the index, extrapolated from a sample of its buckets; and what bounds it."""
+    samples = await measure(redis, fleet, buckets_max=BUCKETS_PER_MEASURE_MAX)
+    size_bytes = [round(index_bytes(fleet, sample)) for sample in samples]
+    factor = (1 << fleet.bucket_bits) * fleet.partitions / sum(s.buckets for s in samples)
+    servers = {sample.server for sample in samples if sample.server is not None}
+    budgets = await redis.execute_command("HLEN", keys.budgets(fleet.fleet_id))
     return {
-        "buckets": buckets * fleet.partitions,
-        "blocks_estimate": round(blocks * factor),
-        "bytes_estimate": round(size_bytes * factor),
+        "buckets": (1 << fleet.bucket_bits) * fleet.partitions,
+        "blocks_estimate": round(sum(sample.blocks for sample in samples) * factor),
+        "memberships_estimate": round(sum(sample.memberships for sample in samples) * factor),
+        "bytes_estimate": sum(size_bytes),
+        "bytes_estimate_by_partition": size_bytes,
+        "bytes_per_membership": bytes_per_membership(samples),
+        "budgets": int(budgets),
+        "redis_evicts": any(server.evicts for server in servers),
     }
 
 
@@ -136,9 +129,12 @@ def _print_tables(fleets: list[dict[str, Any]]) -> None:
             f"Fleet {fleet['model_scope']} ({fleet['fleet_id']}): blocks of "
             f"{fleet['block_size_tokens']} tokens, {fleet['partitions']} partitions, about "
             f"{index['blocks_estimate']:,} distinct blocks in {index['buckets']:,} buckets, "
-            f"{index['bytes_estimate']:,} bytes; epoch {fleet['epoch']:016x}",
+            f"{index['bytes_estimate']:,} bytes, {index['bytes_per_membership'] or 0:.1f} for one "
+            f"block of one instance, {index['budgets']} budgets; epoch {fleet['epoch']:016x}",
             highlight=False,
         )
+        if index["redis_evicts"]:
+            console.print(f"Redis may evict: {POLICY_REMEDY}.", highlight=False)
         _print_rows("Instances", fleet["instances"], INSTANCE_COLUMNS)
         _print_rows("Routers", fleet["routers"], ROUTER_COLUMNS)
 
@@ -157,6 +153,8 @@ INSTANCE_COLUMNS: Final = (
     "running_count",
     "waiting_count",
     "kv_usage_ratio",
+    "index_blocks",
+    "completeness_ratio",
 )
 ROUTER_COLUMNS: Final = ("router_id", "lease_left_s", "reservations")
 

@@ -11,10 +11,10 @@ from indexer.contract import keys
 from indexer.contract.identifiers import InstanceId
 from indexer.contract.limits import BLOCKS_PER_BUCKET_MEAN, BUCKET_BITS_MAX, BUCKET_BITS_MIN
 from indexer.contract.records import FleetRecord, InstanceRecord
-from indexer.engine_api import EngineInfo
-from indexer.engine_metrics import CacheConfig
+from indexer.engine.engine_api import EngineInfo
+from indexer.engine.engine_metrics import CacheConfig
+from indexer.engine.event_source import EventSource, spread
 from indexer.errors import EngineUnsuitable
-from indexer.event_source import EventSource, spread
 
 CAPACITY_BLOCKS_ASSUMED: Final = 1 << 16
 """Device blocks of an engine that does not tell; only the number of buckets depends on it."""
@@ -49,7 +49,7 @@ def plan(config: SidecarConfig, engine: EngineInfo) -> Plan:
     """
     sources = event_sources(config, engine)
     scope = config.model_scope or engine.models[0]
-    caches = [cache_of(engine.caches, source.rank) for source in sources]
+    caches = [cache_of(config, engine.caches, source.rank) for source in sources]
     records = [
         _record(config, engine, source, cache, ranks=len(sources))
         for source, cache in zip(sources, caches, strict=True)
@@ -70,10 +70,14 @@ def event_sources(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSo
     """Event sockets by rank: what the engine tells, over it what the operator says."""
     if config.event_endpoint is not None:
         told = engine.sources or ()
-        ranks = [source.rank for source in told] or list(range(len(engine.caches)))
+        ranks = [source.rank for source in told]
+        if config.engine_ranks is not None:
+            ranks = list(range(config.engine_ranks))
+        elif not ranks:
+            ranks = list(range(max(len(engine.caches), 1)))
         topic = config.event_topic
-        if topic is None:
-            topic = told[0].topic if told else ""
+        if topic is None and told:
+            topic = told[0].topic
         return spread(
             [
                 EventSource(
@@ -87,8 +91,8 @@ def event_sources(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSo
         )
     if engine.sources is None:
         raise EngineUnsuitable(
-            "the engine has no GET /kv_event_sources (it is older than vLLM 0.32): tell where its "
-            "KV events are with --event_endpoint and --replay_endpoint"
+            "the engine has no GET /kv_event_sources (it is older than vLLM 0.32, or not vLLM): "
+            "tell where its KV events are with --event_endpoint and --replay_endpoint"
         )
     if not engine.sources:
         raise EngineUnsuitable(
@@ -124,9 +128,26 @@ def bucket_bits(config: SidecarConfig, cache: CacheConfig) -> int:
     return min(max(bits, BUCKET_BITS_MIN), BUCKET_BITS_MAX)
 
 
-def cache_of(caches: Mapping[str, CacheConfig], rank: int) -> CacheConfig:
-    """The rank's own cache shape, or the only kind there is."""
-    return caches.get(str(rank)) or next(iter(caches.values()))
+def cache_of(config: SidecarConfig, caches: Mapping[str, CacheConfig], rank: int) -> CacheConfig:
+    """The rank's own cache shape, or the only kind there is; over it what the operator says.
+
+    Raises:
+        EngineUnsuitable: neither engine nor operator tells the block size.
+    """
+    told = caches.get(str(rank)) or next(iter(caches.values()), None)
+    if config.engine_block_size_tokens is not None:
+        capacity_blocks = told.capacity_blocks if told is not None else None
+        told = CacheConfig(
+            block_size_tokens=config.engine_block_size_tokens, capacity_blocks=capacity_blocks
+        )
+    if told is None:
+        raise EngineUnsuitable(
+            "the engine's /metrics has no vllm:cache_config_info: tell how many tokens its blocks "
+            "have with --engine_block_size_tokens (and --engine_capacity_blocks, if known)"
+        )
+    if config.engine_capacity_blocks is not None:
+        told = replace(told, capacity_blocks=config.engine_capacity_blocks)
+    return told
 
 
 def _record(

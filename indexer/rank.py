@@ -1,25 +1,39 @@
 """One data-parallel rank of one engine process: its events, its table, its slot."""
 
-import asyncio
-import contextlib
+import time
+from typing import Final
 
 import structlog
 
-from indexer.block_table import BlockTable
 from indexer.contract.functions import REDIS_WEATHER
-from indexer.contract.records import FleetRecord, SlotFlag
-from indexer.engine_metrics import EngineSample
-from indexer.errors import MalformedBatch
-from indexer.event_source import must_bind, reachable
+from indexer.contract.identifiers import BlockHash
+from indexer.contract.limits import INSTANCE_LEASE_TTL_S
+from indexer.contract.records import FleetRecord, HeartbeatReply, IndexCounters, SlotFlag
+from indexer.engine.engine_metrics import EngineSample
+from indexer.follower import Follower
 from indexer.plan import RankPlan
-from indexer.publisher import Publisher
-from indexer.subscriber import Gap, Malformed, Received, Replayed, Subscriber
+from indexer.proof.proof import Proof
+from indexer.publishing.publisher import Publisher
+from indexer.publishing.room import Room
+from indexer.snapshot_keeper import SnapshotKeeper
+from indexer.table.changes import Delta
+from indexer.table.holdings import Holdings
 from indexer.telemetry import TableMeter, Telemetry
-from indexer.vllm_events import AllBlocksCleared, decode_batch
+
+BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine is suspended, where there is such a clock."""
 
 
 class Rank:
-    """Follows the events of a rank into its table and on to its publisher; keeps its lease."""
+    """Keeps the lease of what its follower follows, as long as that is to be relied on.
+
+    A sidecar that stood still for longer than its lease (stopped, suspended, a machine that was
+    moved) does not know what the engine did meanwhile, and nobody credited it since the lease had
+    ended. So it asks before it renews: the ring, or where there is none its own socket, because ZMQ
+    keeps in order what has come, up to a bound, and drops only what is newer: once the queue was
+    seen empty nothing is missing that a later batch would not show as a gap. Only if it was full
+    the newest may be missing unseen, and then every block is doubted.
+    """
 
     def __init__(
         self,
@@ -27,143 +41,138 @@ class Rank:
         publisher: Publisher,
         fleet: FleetRecord,
         telemetry: Telemetry,
+        keeper: SnapshotKeeper | None,
     ) -> None:
         self.record = rank_plan.record
         self.publisher = publisher
         self.source = rank_plan.source
-        self.table = BlockTable(
-            model_scope=fleet.model_scope, block_size_tokens=fleet.block_size_tokens
+        holdings = Holdings(
+            model_scope=fleet.model_scope,
+            block_size_tokens=fleet.block_size_tokens,
+            capacity_blocks=self.record.capacity_blocks,
         )
         self._telemetry = telemetry
         self._label = str(rank_plan.source.rank)
+        self._room = Room(
+            telemetry,
+            rank=self._label,
+            instance_id=self.record.instance_id,
+            blocks_per_block=self.record.block_size_tokens / fleet.block_size_tokens,
+        )
+        self.follower = Follower(
+            self.source,
+            holdings,
+            publisher,
+            room=self._room,
+            telemetry=telemetry,
+            keeper=keeper,
+        )
         self._log = structlog.get_logger().bind(
             rank=self._label, instance_id=self.record.instance_id
         )
         self._meter = TableMeter(telemetry, self._label)
-        self._subscriber: Subscriber | None = None
+        self._proof = Proof(
+            publisher,
+            telemetry,
+            rank=self._label,
+            block_size_tokens=fleet.block_size_tokens,
+            engine_block_size_tokens=self.record.block_size_tokens,
+        )
         self._is_renewed = False
-        self._is_unverified = False  # the engine was silent: is it still the same process?
+        self._sure_s = time.clock_gettime(BOOT_CLOCK)  # when the events were surely followed
+        self._was_unsure = False
+        self._heard_s: float | None = None  # Redis time of the last heartbeat
         self._sleep_level: int | None = None
-        self._lost_at_stored: int | None = None  # stores applied when history was last lost
 
-    # -- receive -> apply -> publish --------------------------------------------------------------
+    def published(self) -> list[BlockHash]:
+        """All blocks to be published at this moment, parents before children."""
+        return self.follower.holdings.table.published()
 
-    async def receive(self, engine_host: str) -> None:
-        """Follow the engine's events until cancelled.
-
-        Raises:
-            EngineRestarted: another engine process answers.
-        """
-        async with (
-            await self._subscribe(engine_host) as subscriber,
-            contextlib.aclosing(subscriber.receive()) as items,
-        ):
-            self._subscriber = subscriber
-            async for item in items:
-                match item:
-                    case Received():
-                        self._apply(item)
-                    case Gap():
-                        self._telemetry.gaps.labels(self._label).inc()
-                        lost = item.resumes_at - item.first
-                        self._telemetry.batches_lost.labels(self._label).inc(lost)
-                        self._log.warning("history_lost", first=item.first, batches=lost)
-                        self._lose_history()
-                    case Malformed():
-                        self._telemetry.events_malformed.labels(self._label).inc()
-                        self._log.warning("message_malformed", frames=item.frames_count)
-                    case Replayed():
-                        self._note_replay(item)
-                await asyncio.sleep(0)  # a long replay must not keep heartbeats waiting
-
-    def _apply(self, item: Received) -> None:
-        try:
-            batch = decode_batch(item.payload)
-        except MalformedBatch as error:
-            self._telemetry.events_malformed.labels(self._label).inc()
-            self._log.warning("batch_malformed", sequence=item.sequence, error=str(error))
-            return
-        if item.sequence == 0:
-            self._lost_at_stored = None
-        deltas = []
-        for event in batch.events:
-            deltas.append(self.table.apply(event))
-            if isinstance(event, AllBlocksCleared):
-                self._lost_at_stored = None
-        self.publisher.offer(deltas, batch.ts_s)
-        self._telemetry.batches.labels(self._label).inc()
-        if batch.unknown_count:
-            self._telemetry.events_unknown.labels(self._label).inc(batch.unknown_count)
-        if batch.malformed_count:
-            self._telemetry.events_malformed.labels(self._label).inc(batch.malformed_count)
-            self._log.warning("events_malformed", sequence=item.sequence)
-
-    def _lose_history(self) -> None:
-        """Any block may have gone unnoticed: nothing known before is provably still there."""
-        self.publisher.offer([self.table.clear()], None)
-        self._lost_at_stored = self.table.stored_count
-
-    def _note_replay(self, item: Replayed) -> None:
-        self._is_unverified = self._is_unverified and item.failed and not item.given_up
-        outcome = "failed" if item.failed else "complete"
-        self._telemetry.replays.labels(self._label, outcome).inc()
-        if item.given_up:
-            self._telemetry.replay_available.labels(self._label).set(0)
-            self._log.warning(
-                "replay_given_up",
-                endpoint=self.source.replay_endpoint,
-                effect="the replay socket does not answer: a gap in the events clears this index",
-            )
-
-    async def _subscribe(self, engine_host: str) -> Subscriber:
-        source = self.source
-        endpoint = reachable(source.endpoint, engine_host)
-        replay = source.replay_endpoint and reachable(source.replay_endpoint, engine_host)
-        bind = await must_bind(source.endpoint)
-        self._telemetry.replay_available.labels(self._label).set(replay is not None)
-        self._log.info("events_subscribed", endpoint=endpoint, bind=bind, replay_endpoint=replay)
-        if replay is None:
-            self._lost_at_stored = 0  # until the engine's first batch is seen
-            self._log.warning(
-                "replay_unavailable",
-                effect="a gap in the events clears this index",
-                remedy="set replay_endpoint in the engine's --kv-events-config",
-            )
-        return Subscriber(endpoint=endpoint, bind=bind, replay_endpoint=replay, topic=source.topic)
-
-    # -- heartbeat --------------------------------------------------------------------------------
+    def found_full(self) -> Delta:
+        """Redis is out of memory: what gives way."""
+        return self._room.found_full(self.follower.holdings.table)
 
     async def heartbeat(self, sample: EngineSample | None) -> None:
-        """Renew the lease; the engine has just answered, and is the process it was.
+        """Renew the lease; the engine has just answered.
 
         Args:
             sample: its load; None when it tells none for this rank.
         """
-        if self._is_unverified:
+        if not self._is_sure():
+            self._renewing(False, "events may have been missed")
             return
         state, counters = SlotFlag(0), None
         if sample is not None:
             counters = sample.counters
             if sample.sleep_level is not None:
                 state = SlotFlag.SLEEPING
-            if sample.sleep_level != self._sleep_level:
-                self._sleep_level = sample.sleep_level
-                self._log.info("sleep_level_changed", level=sample.sleep_level)
-            if sample.sleep_level and len(self.table):  # from level 1 on the cache is discarded
-                self.publisher.offer([self.table.clear()], None)
+            self._note_sleep(sample.sleep_level)
+        holdings = self.follower.holdings
+        index = IndexCounters(
+            blocks=self._room.wanted_blocks(holdings.table),
+            completeness_ratio=holdings.completeness_ratio(),
+        )
+        begun_s, sent_s = time.clock_gettime(BOOT_CLOCK), time.monotonic()
         try:
-            await self.publisher.heartbeat(state, counters)
+            reply = await self.publisher.membership.heartbeat(state, index, counters)
         except REDIS_WEATHER as error:
             self._telemetry.redis_failures.labels("heartbeat").inc()
             self._renewing(False, str(error))
-        else:
-            self._renewing(True, "")
+            return
+        if reply is None:
+            self._renewing(False, "the slot is lost")
+            return
+        self._sure_s = begun_s
+        self._renewing(True, "")
+        self._take(sent_s, reply)
+
+    def _take(self, sent_s: float, reply: HeartbeatReply) -> None:
+        """What Redis has told with its answer."""
+        table = self.follower.holdings.table
+        self._proof.note(sent_s, reply, table)
+        if reply.notices:
+            deltas, starts_over = self._proof.judge(reply.notices, table)
+            self.publisher.offer(deltas, None)
+            if starts_over:
+                self.follower.resync("notices")
+        self.publisher.offer(self._room.hear(reply.budget_blocks, table), None)
+        heard_s, self._heard_s = self._heard_s, reply.now_s
+        if heard_s is not None and reply.now_s - heard_s > INSTANCE_LEASE_TTL_S:
+            self._note_late(reply.now_s - heard_s)  # one that no clock of this machine shows
+
+    # -- what keeps a lease from being renewed ----------------------------------------------------
+
+    def _is_sure(self) -> bool:
+        """Whether the holdings are known to be up to date; else that is being asked."""
+        if self.follower.is_sure:
+            now_s = time.clock_gettime(BOOT_CLOCK)
+            if self._was_unsure:
+                self._sure_s = now_s  # it has just been answered
+            elif now_s - self._sure_s > INSTANCE_LEASE_TTL_S:
+                self._note_late(now_s - self._sure_s)
+        self._was_unsure = not self.follower.is_sure
+        return not self._was_unsure
+
+    def _note_late(self, since_s: float) -> None:
+        """The lease has ended since it was last renewed, whatever kept us from it."""
+        self._telemetry.late_renewals.labels(self._label).inc()
+        self._log.warning("lease_had_ended", since_s=round(since_s, 3))
+        self._heard_s = None  # the next heartbeat comes as late, and that is known
+        self.follower.check()
 
     def stop_renewing(self) -> None:
         """The engine does not answer: its lease runs out unless it comes back as it was."""
-        if self._is_renewed and self._subscriber is not None:
-            self._is_unverified = self._subscriber.check()
+        if self._is_renewed:
+            self.follower.check()
         self._renewing(False, "the engine does not answer")
+
+    def _note_sleep(self, level: int | None) -> None:
+        if level != self._sleep_level:
+            self._sleep_level = level
+            self._telemetry.engine_asleep.labels(self._label).set(level is not None)
+            self._log.info("sleep_level_changed", level=level)
+        if level and len(self.follower.holdings.table):  # from level 1 on the cache is discarded
+            self.publisher.offer([self.follower.holdings.clear()], None)
 
     def _renewing(self, renewed: bool, reason: str) -> None:
         if renewed != self._is_renewed:
@@ -173,8 +182,8 @@ class Rank:
 
     def export(self) -> None:
         """Bring the table's metrics up to date."""
-        missing = self._lost_at_stored is not None
-        stored_since = self.table.stored_count - (self._lost_at_stored or 0)
-        capacity = self.record.capacity_blocks or max(stored_since, 1)
-        completeness_ratio = min(1.0, stored_since / capacity) if missing else 1.0
-        self._meter.export(self.table, self.publisher.pending_count, completeness_ratio)
+        self._telemetry.pending_age_s.labels(self._label).set(self.publisher.pending_age_s)
+        holdings = self.follower.holdings
+        self._meter.export(
+            holdings.table, self.publisher.pending_count, holdings.completeness_ratio()
+        )

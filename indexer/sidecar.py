@@ -1,9 +1,10 @@
 """The sidecar of one engine, top to bottom.
 
 wait for the engine, learn what it is, join the fleet         `Sidecar.run`, `Sidecar._serve`
-per data-parallel rank: receive batch -> apply -> publish     `Rank.receive`
+per data-parallel rank: receive batch -> apply -> publish     `Follower.receive`
 several times a second: look at the engine -> heartbeat       `Sidecar._watch`, `Rank.heartbeat`
-a gap that no replay covers: forget the table, go on          `Rank.receive`
+what routers found to differ comes back with its answer       `Proof.judge`
+a gap that no replay covers: doubt every block, go on         `Holdings.lose`
 another engine process answers: leave the slots, start over   `Sidecar.run`
 """
 
@@ -14,12 +15,14 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
-from redis.asyncio import Redis
 
 from indexer.config import SidecarConfig
 from indexer.contract.functions import REDIS_WEATHER
-from indexer.engine_api import EngineApi, EngineInfo, adapters
-from indexer.engine_metrics import EngineSample
+from indexer.contract.link import Link
+from indexer.contract.records import FleetRecord
+from indexer.engine.engine_api import EngineApi, EngineInfo, adapters
+from indexer.engine.engine_metrics import EngineSample
+from indexer.engine.event_source import EventSource
 from indexer.errors import (
     EngineRestarted,
     EngineUnreachable,
@@ -27,13 +30,18 @@ from indexer.errors import (
     FleetChanged,
     FleetFull,
 )
-from indexer.event_source import EventSource
-from indexer.journal import Journal
 from indexer.plan import Plan, RankPlan, check_block_sizes, plan
-from indexer.publisher import Publisher
+from indexer.publishing.journal import Journal
+from indexer.publishing.memory import MemoryKeeper
+from indexer.publishing.publisher import Publisher
+from indexer.publishing.sweeper import Sweeper, SweeperLease
 from indexer.rank import Rank
-from indexer.sweeper import Sweeper, SweeperLease
+from indexer.snapshot import Subject, check_directory
+from indexer.snapshot_keeper import SnapshotKeeper
 from indexer.telemetry import Telemetry
+
+REDIS_DEADLINE_S: Final = 2.0
+"""For one command, or one batch of them, of the link that a sidecar is given."""
 
 RETRY_S: Final = 0.25
 """Between two attempts at an engine or a Redis that is not there yet."""
@@ -53,7 +61,7 @@ class Sidecar:
     """Everything one process does for one engine."""
 
     def __init__(
-        self, config: SidecarConfig, api: EngineApi, redis: Redis, *, telemetry: Telemetry
+        self, config: SidecarConfig, api: EngineApi, redis: Link, *, telemetry: Telemetry
     ) -> None:
         self._config = config
         self._api = api
@@ -67,7 +75,10 @@ class Sidecar:
         Raises:
             EngineUnsuitable: the engine cannot be indexed as it is.
             JournalFailed: the journal cannot be written.
+            SnapshotUnwritable: snapshots cannot be kept where they shall be.
         """
+        if self._config.snapshot_path is not None:
+            check_directory(self._config.snapshot_path)
         with contextlib.closing(Journal(self._config.journal_path)) as journal:
             while True:
                 engine = await self._patiently("engine", self._api.describe, EngineUnreachable)
@@ -98,18 +109,38 @@ class Sidecar:
             ]
             async with asyncio.TaskGroup() as tasks:
                 for rank in ranks:
-                    tasks.create_task(rank.receive(self._api.host))
-                    tasks.create_task(rank.publisher.run(rank.table.published))
+                    tasks.create_task(rank.follower.receive(self._api.host))
+                    tasks.create_task(rank.publisher.run(rank))
+                    tasks.create_task(rank.follower.keep_snapshot())
                 tasks.create_task(self._watch(ranks, engine.adapters))
-                sweeper = Sweeper(self._redis, lease, self._telemetry)
+                memory = MemoryKeeper(
+                    self._redis, self._telemetry, index_bytes_max=self._config.index_bytes_max
+                )
+                sweeper = Sweeper(self._redis, lease, memory, self._telemetry)
                 tasks.create_task(sweeper.run(publishers[0].fleet))
         finally:
             await self._leave(publishers, lease)
 
     async def _join(self, rank_plan: RankPlan, publisher: Publisher) -> Rank:
-        fleet = await self._patiently("redis", publisher.join, *REDIS_WEATHER, FleetFull)
+        join = publisher.membership.join
+        fleet = await self._patiently("slot", join, *REDIS_WEATHER, FleetFull)
         check_block_sizes(rank_plan.record.block_size_tokens, fleet.block_size_tokens)
-        return Rank(rank_plan, publisher, fleet, self._telemetry)
+        keeper = self._snapshot_keeper(rank_plan, fleet)
+        return Rank(rank_plan, publisher, fleet, self._telemetry, keeper)
+
+    def _snapshot_keeper(self, rank_plan: RankPlan, fleet: FleetRecord) -> SnapshotKeeper | None:
+        directory, record = self._config.snapshot_path, rank_plan.record
+        if directory is None:
+            return None
+        subject = Subject(
+            url=record.url,
+            rank=rank_plan.source.rank,
+            model_scope=fleet.model_scope,
+            model_root=record.model_root,
+            block_size_tokens=fleet.block_size_tokens,
+            engine_block_size_tokens=record.block_size_tokens,
+        )
+        return SnapshotKeeper(directory, subject, self._telemetry, rank=str(rank_plan.source.rank))
 
     async def _watch(self, ranks: Sequence[Rank], known_adapters: tuple[str, ...]) -> None:
         """Look at the engine again and again; renew the leases while it answers."""
@@ -151,7 +182,7 @@ class Sidecar:
             for rank in ranks:
                 rank.record = replace(rank.record, adapters=list(now))
                 try:
-                    await rank.publisher.announce(rank.record)
+                    await rank.publisher.membership.announce(rank.record)
                 except REDIS_WEATHER:
                     return known_adapters  # told again at the next refresh
         return now

@@ -17,6 +17,7 @@ from waiting import until
 # No deadline per example: how long one takes depends on the machine, and every test has its own.
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
+settings.register_profile("nightly", deadline=None, max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -42,8 +42,8 @@ class Live:
 
 
 @asynccontextmanager
-async def running(**options: Any) -> AsyncIterator[Live]:
-    """An instance in this process; 50 virtual seconds pass in a real one."""
+async def running(*, deadline_s: float = DEADLINE_S, **options: Any) -> AsyncIterator[Live]:
+    """An instance in this process for at most so long; 50 virtual seconds pass in a real one."""
     defaults: dict[str, Any] = {
         "port": 0,
         "speedup": 50.0,
@@ -58,9 +58,12 @@ async def running(**options: Any) -> AsyncIterator[Live]:
         stack.callback(parts.publisher.close if parts.publisher else lambda: None)
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        task = asyncio.ensure_future(parts.runtime.run())
-        stack.callback(task.cancel)
+        tasks = [asyncio.ensure_future(parts.runtime.run())]
+        if parts.publisher:
+            tasks.append(asyncio.ensure_future(parts.publisher.serve_replays()))
+        for task in tasks:
+            stack.callback(task.cancel)
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         http = await stack.enter_async_context(aiohttp.ClientSession(url))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             yield Live(engine=parts.runtime.engine, http=http)

@@ -1,17 +1,24 @@
 """From the engine's events to the index: real ZMQ sockets, the embedded server."""
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 
+import msgpack
 import pytest
+from aiohttp import web
 from engine_stand_in import EngineStandIn, EventPublisher, removed, stored
+from free_ports import consecutive_ports
 from sidecar_run import PROMPT, Probe, metric, running, until_subscribed
 from waiting import until, until_equal
 
-from indexer import subscriber
+from indexer.engine import ring
 
 pytestmark = pytest.mark.integration
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kv_event_shapes.json"
+STORIES = json.loads(GOLDEN.read_text())["stories"]
 
 
 async def test_live_events_become_leading_blocks(redis_socket: Path, probe: Probe) -> None:
@@ -66,7 +73,7 @@ async def test_replay_socket_that_never_answers_is_given_up(
     redis_socket: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Live events are followed all the same, and the metrics say that replays are not to be had."""
-    monkeypatch.setattr(subscriber, "REPLAY_SILENCE_S", 0.1)
+    monkeypatch.setattr(ring, "SILENCE_S", 0.1)
     engine = EngineStandIn()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         engine.publishers[0].replay_port = mute.getsockname()[1]
@@ -130,30 +137,105 @@ async def test_restarted_engine_is_another_instance(redis_socket: Path, probe: P
             second.close()
 
 
-async def test_publisher_that_connects(redis_socket: Path, probe: Probe) -> None:
-    """An endpoint at which nothing listens is bound by the sidecar: the engine connects to it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    endpoint = f"tcp://127.0.0.1:{port}"
-    publisher = EventPublisher(connect_to=endpoint, topic="")
-    engine = EngineStandIn(publishers=[publisher], tells_sources=False)
-    replay = f"tcp://*:{publisher.replay_port}"
-    options = {"event_endpoint": endpoint, "replay_endpoint": replay}
-    async with engine, running(engine, redis_socket, **options):
-        await publisher.publish(stored([1, 2, 3, 4], PROMPT))
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_publishers_that_connect(redis_socket: Path, probe: Probe, host: str) -> None:
+    """An address at which nothing listens is bound by the sidecar, one for each rank."""
+    live, replay = consecutive_ports(2), consecutive_ports(2)
+    publishers = [
+        EventPublisher(
+            rank=rank,
+            connect_to=f"tcp://127.0.0.1:{live + rank}",
+            ports=(0, replay + rank),
+            topic="",
+        )
+        for rank in range(2)
+    ]
+    engine = EngineStandIn(publishers=publishers, tells_sources=False)
+    options = {
+        "event_endpoint": f"tcp://{host}:{live}",
+        "replay_endpoint": f"tcp://*:{replay}",
+    }
+    async with engine, running(engine, redis_socket, **options) as metrics:
+        await publishers[1].publish(stored([1, 2, 3, 4], PROMPT))
+        await publishers[0].publish(stored([1, 2], PROMPT[:32]))
+        await until_equal([2, 4], probe.depths)
+        await publishers[0].publish(stored([3], PROMPT[32:48], parent=2))
+        await until_equal([3, 4], probe.depths)
+        assert metric(metrics, "batches_lost_total") == 0
+
+
+async def test_topic_is_not_a_prefix(redis_socket: Path, probe: Probe) -> None:
+    """Where several emitters share a socket only the one of the engine's very topic counts."""
+    engine = EngineStandIn(publishers=[EventPublisher(topic="kv")])
+    async with engine, running(engine, redis_socket) as metrics:
+        ours = engine.publishers[0]
+        await ours.publish(stored([1], PROMPT[:16]))
+        await until_equal([1], probe.depths)
+        of_another = msgpack.packb([1.5, [stored([1, 2, 3, 4], PROMPT)], 0])
+        sequence = ours.sequence.to_bytes(8, "big")
+        await ours._pub.send_multipart([b"kv-2", sequence, of_another])
+        await ours.publish(stored([2], PROMPT[16:32], parent=1))
+        await until_equal([2], probe.depths)
+        assert (metric(metrics, "gaps_total"), metric(metrics, "batches_total")) == (0, 2)
+
+
+async def test_every_shape_reaches_the_index(redis_socket: Path, probe: Probe) -> None:
+    """One rank a story of golden bytes: each ends at the depth it may be credited."""
+    publishers = [EventPublisher(rank=rank) for rank in range(len(STORIES))]
+    engine = EngineStandIn(publishers=publishers)
+    async with engine, running(engine, redis_socket):
+        for publisher, story in zip(publishers, STORIES, strict=True):
+            for step in story["steps"]:
+                await publisher.publish_raw(bytes.fromhex(step["payload_hex"]))
+        expected = [story["steps"][-1]["depth_blocks"] for story in STORIES]
+        await until_equal(expected, probe.depths)
+
+
+class ForeignEngine(EngineStandIn):
+    """An engine of another make: no /metrics, no /version, no /kv_event_sources."""
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(status=404)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.Response(status=404)
+
+
+async def test_engine_of_another_make(redis_socket: Path, probe: Probe) -> None:
+    """Options describe an engine that tells nothing; its lease is renewed while it answers."""
+    publisher = EventPublisher()
+    engine = ForeignEngine(publishers=[publisher], tells_sources=False)
+    options = {
+        "event_endpoint": f"tcp://*:{publisher.port}",
+        "replay_endpoint": f"tcp://*:{publisher.replay_port}",
+        "engine_block_size_tokens": 32,
+    }
+    async with engine, running(engine, redis_socket, **options) as metrics:
+        await publisher.publish(stored([1, 2], PROMPT, block_size=32))
         await until_equal([4], probe.depths)
+        await until_equal(1, lambda: metric(metrics, "lease_held"))
+        (record,) = await probe.instances()
+        assert (record.block_size_tokens, record.capacity_blocks) == (32, None)
+        assert metric(metrics, "scrape_failures_total") == 0
 
 
-async def test_malformed_messages_change_nothing(redis_socket: Path, probe: Probe) -> None:
-    """Garbage on the event socket is counted and costs neither the index nor the sidecar."""
+async def test_unreadable_batches_claim_nothing(redis_socket: Path, probe: Probe) -> None:
+    """What may have told of a removal leaves no claim standing; the engine's next use restores it.
+
+    A store that cannot be read costs only itself.
+    """
     engine = EngineStandIn()
     async with engine, running(engine, redis_socket) as metrics:
         publisher = engine.publishers[0]
         await publisher.publish(stored([1], PROMPT[:16]))
+        await until_equal([1], probe.depths)
         await publisher.publish_raw(b"garbage")
+        await until_equal([0], probe.depths)
         await publisher.publish({"type": "BlockStored"}, {"type": "Novelty"})
         await publisher.publish(stored([2], PROMPT[16:32], parent=1))
         await until_equal([2], probe.depths)
-        assert metric(metrics, "events_malformed_total") == 2
+        await publisher.publish({"type": "BlockStored"})
+        await publisher.publish({"type": "BlockRemoved", "block_hashes": "?"})
+        await until_equal([0], probe.depths)
+        assert metric(metrics, "events_malformed_total") == 4
         assert metric(metrics, "events_unknown_total") == 1

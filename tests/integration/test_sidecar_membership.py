@@ -1,19 +1,21 @@
 """How instances join, are kept, swept and left: a real HTTP engine, the embedded server."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engine_stand_in import EngineStandIn, EventPublisher, stored
 from sidecar_run import FLEET, PROMPT, Probe, metric, running
-from waiting import WAIT_S, until_equal
+from waiting import WAIT_S, until, until_equal
 
-from indexer.contract import functions, keys
+from indexer.contract import functions, keys, upkeep
 from indexer.contract.identifiers import RouterId, SlotIndex
-from indexer.contract.limits import INSTANCE_LEASE_TTL_S
+from indexer.contract.limits import INSTANCE_LEASE_TTL_S, SLOTS_PER_PARTITION_MAX
 from indexer.contract.records import InstanceRecord, SlotFlag
 from indexer.errors import EngineUnsuitable
+from indexer.publishing import membership
 
 pytestmark = pytest.mark.integration
 
@@ -93,7 +95,7 @@ async def test_graceful_leave_frees_the_slot(redis_socket: Path, probe: Probe) -
             await until_equal([4], probe.depths)
         assert await probe.slots() == {}
         assert await probe.instances() == []
-        assert await probe.redis.keys(keys.partition(FLEET, 0) + ":*") == []
+        assert await probe.redis.keys(keys.partition(FLEET, 0, 1) + ":*") == []
 
 
 async def test_slot_of_a_crashed_sidecar_is_swept(redis_socket: Path, probe: Probe) -> None:
@@ -144,12 +146,13 @@ async def test_two_ranks_are_two_instances(redis_socket: Path, probe: Probe) -> 
 async def test_sleeping_engine_holds_nothing(redis_socket: Path, probe: Probe) -> None:
     """An engine asleep from level 1 on is marked, and its index taken back."""
     engine = EngineStandIn()
-    async with engine, running(engine, redis_socket):
+    async with engine, running(engine, redis_socket) as metrics:
         await engine.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
         await until_equal([4], probe.depths)
         engine.sleep_states = {"awake": 0, "weights_offloaded": 1, "discard_all": 0}
         await until_equal([0], probe.depths)
         await until_equal({0: SlotFlag.USED | SlotFlag.SLEEPING}, probe.slots)
+        assert metric(metrics, "engine_asleep") == 1
         engine.sleep_states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
         await until_equal({0: SlotFlag.USED}, probe.slots)
 
@@ -176,3 +179,63 @@ async def test_first_joiner_decides_the_block_size(redis_socket: Path, probe: Pr
         async with running(two, redis_socket, block_size_tokens=32):
             await two.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
             await until_equal([0, 4], probe.depths)
+
+
+async def test_full_fleet_has_a_slot_later(redis_socket: Path, probe: Probe) -> None:
+    """Without a free slot the metrics say so; the next one that is freed is taken."""
+    first, late = EngineStandIn(), EngineStandIn()
+    async with first, late, running(first, redis_socket):
+        await until_equal({0: SlotFlag.USED}, probe.slots)
+        (record,) = await probe.instances()
+        taken = [
+            await functions.run(probe.redis, functions.join(FLEET, record.encode()))
+            for _ in range(SLOTS_PER_PARTITION_MAX)
+        ]
+        assert taken[-2:] == [[255, 1], []]
+        await late.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
+        async with running(late, redis_socket) as metrics:
+            await until_equal(1, lambda: metric(metrics, "fleet_full"))
+            await functions.run(probe.redis, functions.close(FLEET, SlotIndex(77), 1, -1))
+            await until_equal(4, lambda: depth_of(probe, 77))
+            assert metric(metrics, "fleet_full") == 0
+
+
+async def depth_of(probe: Probe, slot: int) -> int:
+    """Leading blocks that a slot claims."""
+    return (await probe.depths())[slot]
+
+
+async def test_silent_engine_outlives_every_expiry(
+    redis_socket: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine without events for many times the expiry of its fleet's keys, scaled to seconds."""
+    ttl_s = 1
+    for module in (functions, upkeep):
+        monkeypatch.setattr(module, "DIRECTORY_TTL_S", ttl_s)
+    monkeypatch.setattr(membership, "DIRECTORY_RENEW_S", ttl_s / 10)
+    engine = EngineStandIn()
+    async with engine, running(engine, redis_socket) as metrics:
+        await engine.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
+        await until_equal([4], probe.depths)
+        expiring = [
+            keys.directory(),
+            keys.fleet(FLEET),
+            keys.counters(FLEET),
+            keys.instances(FLEET),
+        ]
+        (record,) = await probe.instances()
+        started_s = time.monotonic()
+
+        async def left_ms() -> list[int]:
+            return [await probe.redis.pttl(key) for key in expiring]
+
+        async def is_quiet_for_long() -> bool:
+            assert all(0 < left <= ttl_s * 1000 for left in await left_ms())
+            assert await probe.eligible_depth(PROMPT) == 4
+            return time.monotonic() - started_s > 3 * ttl_s
+
+        await until(is_quiet_for_long, "several expiries have passed")
+        assert [record] == await probe.instances()
+        assert await functions.read_fleet(probe.redis, FLEET) is not None
+        assert metric(metrics, "republishes_total") == 0
+        assert await probe.completeness() == 1

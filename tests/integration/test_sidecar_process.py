@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from engine_stand_in import EngineStandIn, stored
-from waiting import until
+from cache_truth import Cache, prompt
+from engine_stand_in import EngineStandIn, EventPublisher, stored
+from sidecar_process import sidecar_process
+from sidecar_run import Probe
+from waiting import until, until_equal
 
 from indexer.contract import functions, keys
 from indexer.contract.identifiers import RouterId
@@ -140,3 +143,43 @@ async def test_inspect_as_tables(redis_socket: Path, redis_client: redis.asyncio
     async with process("inspect", "--redis_url", "unix:///nowhere.sock") as child:
         _, err = await child.communicate()
         assert (child.returncode, err.count(b"\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("has_ring", [True, False])
+async def test_paused_sidecar_asks_before_it_renews(
+    redis_socket: Path, redis_client: redis.asyncio.Redis, has_ring: bool
+) -> None:
+    """Stopped, its lease ends and nobody is credited; continued, it claims nothing stale.
+
+    Hundreds of batches wait for it, and the eviction that matters is the last of them; where there
+    is a ring only that has it.
+    """
+    engine = EngineStandIn(publishers=[EventPublisher(has_replay=has_ring)])
+    probe, cache = Probe(redis_client), Cache(engine.publishers[0])
+    chat = prompt(1, 6)
+    hurry = {
+        "indexer.contract.functions:INSTANCE_LEASE_TTL_S": 2.0,
+        "indexer.rank:INSTANCE_LEASE_TTL_S": 2.0,
+    }
+
+    async def arrives() -> bool:
+        await cache.evict(chat)
+        await cache.serve(chat)
+        return await probe.eligible_depth(chat) == 6
+
+    async def is_exact() -> bool:
+        assert not await cache.claims_too_much(probe)
+        return await cache.claimed(probe) == cache.truth()
+
+    async with engine, sidecar_process(engine, redis_socket, constants=hurry) as sidecar:
+        await until(arrives, "the sidecar sees a batch", 30)
+        await cache.until_exact(probe)
+        sidecar.child.send_signal(signal.SIGSTOP)
+        await until_equal(-1, lambda: probe.eligible_depth(chat))
+        for number in range(500):
+            await cache.publisher.publish(stored([number], range(number, number + 16)))
+        await cache.evict(chat, keep=1, skip_live=has_ring)
+        sidecar.child.send_signal(signal.SIGCONT)
+        await until(is_exact, "the index is right again", 30)
+        assert sidecar.said("lease_had_ended") > 0
+        assert sidecar.said("lease_renewed") == sidecar.said("lease_not_renewed") + 1

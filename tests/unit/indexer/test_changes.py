@@ -1,8 +1,7 @@
 """Merging of block changes (that the index stays closed: tests/property/test_block_table.py)."""
 
-from indexer.block_table import Delta
-from indexer.changes import Changes, PendingChanges
 from indexer.contract.identifiers import BlockHash
+from indexer.table.changes import Changes, Delta, PendingChanges
 
 A, B, C = (BlockHash(name * 8) for name in (b"a", b"b", b"c"))
 

@@ -3,7 +3,12 @@
 import pytest
 
 from indexer.contract.records import EngineCounters
-from indexer.engine_metrics import CacheConfig, EngineSample, parse_cache_configs, parse_samples
+from indexer.engine.engine_metrics import (
+    CacheConfig,
+    EngineSample,
+    parse_cache_configs,
+    parse_samples,
+)
 
 TEXT = rb"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from indexer.engine.event_source import EventSource, must_bind, parse_sources, reachable
 from indexer.errors import EngineUnsuitable
-from indexer.event_source import EventSource, must_bind, parse_sources, reachable
 
 TOLD = {
     "enable_kv_cache_events": True,
@@ -92,6 +92,21 @@ def test_what_is_no_endpoint(endpoint: str) -> None:
     """The error shows what an endpoint looks like."""
     with pytest.raises(EngineUnsuitable, match="tcp://host:port"):
         reachable(endpoint, "h")
+
+
+def test_endpoint_inside_the_engine_is_refused() -> None:
+    """No other process reaches an inproc endpoint; the error says which kind to use."""
+    with pytest.raises(EngineUnsuitable, match="--kv-events-config"):
+        reachable("inproc://events", "h")
+
+
+@pytest.mark.parametrize(
+    ("told", "topic"), [({}, None), ({"topic": ""}, ""), ({"topic": "k"}, "k")]
+)
+def test_topic_that_is_not_told_is_any(told: dict[str, object], topic: str | None) -> None:
+    """An empty topic is one; only where none is told every topic is taken."""
+    (only,) = parse_sources([{"endpoint": "tcp://*:5557", **told}])
+    assert topic == only.topic
 
 
 async def test_an_address_nobody_listens_at_is_ours_to_bind() -> None:

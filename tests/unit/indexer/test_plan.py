@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from indexer.config import SidecarConfig
-from indexer.engine_api import EngineInfo
-from indexer.engine_metrics import CacheConfig
+from indexer.engine.engine_api import EngineInfo
+from indexer.engine.engine_metrics import CacheConfig
+from indexer.engine.event_source import EventSource
 from indexer.errors import EngineUnsuitable
-from indexer.event_source import EventSource
 from indexer.plan import bucket_bits, check_block_sizes, plan
 
 SOURCE = EventSource(rank=0, endpoint="tcp://*:1", replay_endpoint=None, topic="kv")
@@ -79,8 +79,35 @@ def test_operator_endpoints_spread_over_the_ranks() -> None:
     ranks = plan(config, engine(sources=None, caches={"0": cache, "1": cache})).ranks
     assert [
         (rank.source.endpoint, rank.source.replay_endpoint, rank.source.topic) for rank in ranks
-    ] == [("tcp://*:10", "tcp://*:20", ""), ("tcp://*:11", "tcp://*:21", "")]
+    ] == [("tcp://*:10", "tcp://*:20", None), ("tcp://*:11", "tcp://*:21", None)]
     assert [rank.record.data_parallel_rank for rank in ranks] == [0, 1]
+
+
+def test_engine_of_another_make_is_described_by_its_operator() -> None:
+    """Block size, capacity and ranks of an engine without vLLM's metrics come from options."""
+    config = SidecarConfig(
+        event_endpoint="tcp://*:10",
+        engine_block_size_tokens=32,
+        engine_capacity_blocks=500,
+        engine_ranks=2,
+    )
+    ranks = plan(config, engine(sources=None, caches={}, version=None)).ranks
+    assert [rank.source.endpoint for rank in ranks] == ["tcp://*:10", "tcp://*:11"]
+    assert {(rank.record.block_size_tokens, rank.record.capacity_blocks) for rank in ranks} == {
+        (32, 500)
+    }
+
+
+def test_operator_wins_over_the_engines_metrics() -> None:
+    """A block size that an engine advertises wrongly can be corrected; the rest is kept."""
+    (rank,) = plan(SidecarConfig(engine_block_size_tokens=128), engine()).ranks
+    assert (rank.record.block_size_tokens, rank.record.capacity_blocks) == (128, 1000)
+
+
+def test_unknown_block_size_is_asked_for() -> None:
+    """Where neither engine nor operator tells it, the error names the option."""
+    with pytest.raises(EngineUnsuitable, match="--engine_block_size_tokens"):
+        plan(SidecarConfig(event_endpoint="tcp://*:10"), engine(sources=None, caches={}))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +132,10 @@ def test_bucket_bits(
 
 
 def test_block_sizes() -> None:
-    """One size must divide the other; the error names both and the option."""
-    for engine_tokens, fleet_tokens in ((16, 16), (64, 16), (16, 64)):
+    """One size must divide the other; the error names both and the options on either side."""
+    for engine_tokens, fleet_tokens in ((16, 16), (64, 16), (16, 64), (1, 16), (784, 16)):
         check_block_sizes(engine_tokens, fleet_tokens)
-    with pytest.raises(EngineUnsuitable, match=r"48 .* 32.*--block_size_tokens"):
-        check_block_sizes(48, 32)
+    for engine_tokens, fleet_tokens in ((48, 32), (24, 16), (16, 24)):
+        match = rf"{engine_tokens} .* {fleet_tokens}.*--block_size_tokens.*--block-size"
+        with pytest.raises(EngineUnsuitable, match=match):
+            check_block_sizes(engine_tokens, fleet_tokens)

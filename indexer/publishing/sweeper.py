@@ -1,4 +1,4 @@
-"""What one sidecar of a fleet does at a time: found it, sweep dead slots, reap dead routers.
+"""What one sidecar of a fleet does at a time: found it, bound it, sweep slots, reap routers.
 
 A lease in Redis chooses the one. It is renewed before every few pages of a sweep; a sweep that
 comes too late finds the slot with another generation and does nothing.
@@ -11,14 +11,14 @@ from typing import Final
 
 import numpy as np
 import structlog
-from redis.asyncio import Redis
 
-from indexer.contract import functions, keys
+from indexer.contract import functions, keys, upkeep
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId, SlotIndex
 from indexer.contract.limits import INSTANCE_GRACE_S, SWEEP_BUCKETS_PER_CALL_MAX
-from indexer.contract.records import FleetRecord, SlotFlag
-from indexer.redis_client import run_all
+from indexer.contract.link import Link
+from indexer.contract.records import FleetCounters, FleetRecord, SlotFlag
+from indexer.publishing.memory import MemoryKeeper
 from indexer.telemetry import Telemetry
 
 SWEEPER_LEASE_TTL_S: Final = 10.0
@@ -27,7 +27,7 @@ SWEEPER_LEASE_TTL_S: Final = 10.0
 ROUND_S: Final = 1.0
 FOUNDING_POLL_S: Final = 0.02
 REAPS_PER_ROUND_MAX: Final = 16
-SCAN_KEYS_PER_PAGE: Final = 1000
+UNLINK_KEYS_MAX: Final = 1000
 CALLS_PER_ROUND_TRIP: Final = 16
 """Sweep calls between two renewals of the lease; other clients' commands run between them."""
 
@@ -35,60 +35,65 @@ CALLS_PER_ROUND_TRIP: Final = 16
 class SweeperLease:
     """The lease of one fleet's sweeper, as this process has or wants it."""
 
-    def __init__(self, redis: Redis, fleet: FleetId) -> None:
+    def __init__(self, redis: Link, fleet: FleetId) -> None:
         self._redis = redis
-        self._key = keys.sweeper(fleet)
+        self._fleet = fleet
         self._token = secrets.token_hex(8).encode()
 
     async def hold(self) -> bool:
         """Take or renew the lease; False while another process has it."""
-        ttl_ms = int(SWEEPER_LEASE_TTL_S * 1000)
-        if await self._redis.set(self._key, self._token, nx=True, px=ttl_ms):
-            return True
-        if await self._redis.get(self._key) != self._token:
-            return False
-        return bool(await self._redis.pexpire(self._key, ttl_ms))
+        call = upkeep.lease(self._fleet, self._token, SWEEPER_LEASE_TTL_S)
+        return bool(await functions.run(self._redis, call))
 
     async def release(self) -> None:
         """Let another process have it at once."""
-        if await self._redis.get(self._key) == self._token:
-            await self._redis.delete(self._key)
+        await functions.run(self._redis, upkeep.lease(self._fleet, self._token, 0.0))
 
 
-async def found(redis: Redis, founding: FleetRecord, lease: SweeperLease) -> FleetRecord:
+async def found(redis: Link, founding: FleetRecord, lease: SweeperLease) -> FleetRecord:
     """Join a fleet's record, or found the fleet with `founding`.
 
     The index has no expiry of its own while the record has, so a founder first clears away what an
     earlier fleet of the same name has left: its blocks would be credited to the new instances.
     """
-    while not await redis.exists(keys.fleet(founding.fleet_id)):
+    while not await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
         if not await lease.hold():
             await asyncio.sleep(FOUNDING_POLL_S)
             continue
-        if await redis.exists(keys.fleet(founding.fleet_id)):
+        if await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
             break
         for partition in range(founding.partitions):
-            await _clear(redis, keys.partition_pattern(founding.fleet_id, partition))
+            await _clear(redis, functions.anchor(founding, partition))
         break
     reply = await functions.run(redis, functions.create(founding))
     return functions.fleet_record(founding.fleet_id, reply)
 
 
-async def _clear(redis: Redis, pattern: str) -> None:
+async def _clear(redis: Link, anchor: str) -> None:
     page: list[bytes] = []
-    async for key in redis.scan_iter(match=pattern, count=SCAN_KEYS_PER_PAGE):
+    async for key in redis.scan(anchor, keys.partition_pattern(anchor)):
         page.append(key)
-        if len(page) >= SCAN_KEYS_PER_PAGE:
-            await redis.unlink(*page)
+        if len(page) >= UNLINK_KEYS_MAX:
+            await redis.execute_command("UNLINK", *page)
             page.clear()
     if page:
-        await redis.unlink(*page)
+        await redis.execute_command("UNLINK", *page)
 
 
 class Sweeper:
-    """Frees the slots of dead instances and takes back what dead routers have reserved."""
+    """Frees the slots of dead instances, takes back what dead routers have reserved, bounds memory.
 
-    def __init__(self, redis: Redis, lease: SweeperLease, telemetry: Telemetry) -> None:
+    Args:
+        redis: link whose calls have a deadline.
+        lease: of the fleet's sweeper.
+        memory: measures and divides.
+        telemetry: metrics.
+    """
+
+    def __init__(
+        self, redis: Link, lease: SweeperLease, memory: MemoryKeeper, telemetry: Telemetry
+    ) -> None:
+        self._memory = memory
         self._redis = redis
         self._lease = lease
         self._telemetry = telemetry
@@ -100,8 +105,12 @@ class Sweeper:
         Args:
             current: the fleet as it is now; it may be founded anew.
         """
+        has_checked = False
         while True:
             try:
+                if not has_checked:
+                    await self._memory.check_servers(current())
+                    has_checked = True
                 await self.round(current())
             except (*REDIS_WEATHER, ValueError) as error:
                 self._telemetry.redis_failures.labels("sweep").inc()
@@ -109,8 +118,9 @@ class Sweeper:
             await asyncio.sleep(ROUND_S)
 
     async def round(self, fleet: FleetRecord) -> None:
-        """Sweep every dead slot and reap dead routers, if the lease can be had."""
+        """Reap dead routers, bound the index and sweep every dead slot, if the lease can be had."""
         if not await self._lease.hold():
+            self._memory.rest()
             return
         for _ in range(REAPS_PER_ROUND_MAX):
             reply = await functions.run(self._redis, functions.reap(fleet.fleet_id))
@@ -120,7 +130,12 @@ class Sweeper:
             self._log.warning(
                 "router_reaped", router_id=reply[0].decode(), reservations=int(reply[1])
             )
-        for slot, generation in await self._dead_slots(fleet):
+        reply = await functions.run(self._redis, functions.read(fleet.fleet_id))
+        counters = functions.fleet_counters(reply)
+        if counters is None:
+            return
+        await self._memory.round(fleet, counters)
+        for slot, generation in _dead_slots(counters):
             await self._retire(fleet, slot, generation)
 
     async def _retire(self, fleet: FleetRecord, slot: SlotIndex, generation: int) -> None:
@@ -146,20 +161,18 @@ class Sweeper:
             if not await self._lease.hold():
                 return False
             calls = [
-                functions.sweep(fleet.fleet_id, slot, generation, first, per_call)
+                functions.sweep(fleet, slot, generation, first, per_call)
                 for first in range(start, min(start + per_round_trip, buckets), per_call)
             ]
-            if min(await run_all(self._redis, calls)) < 0:
+            if min(await functions.run_all(self._redis, calls)) < 0:
                 return False
         return True
 
-    async def _dead_slots(self, fleet: FleetRecord) -> list[tuple[SlotIndex, int]]:
-        reply = await functions.run(self._redis, functions.read(fleet.fleet_id))
-        counters = functions.fleet_counters(reply)
-        if counters is None:
-            return []
-        slots = counters.slots
-        closing = (slots["flags"] & SlotFlag.CLOSING) != 0
-        dead = (slots["flags"] != 0) & (slots["lease_until_s"] + INSTANCE_GRACE_S < counters.now_s)
-        found_slots = np.flatnonzero(closing | dead)
-        return [(SlotIndex(int(i)), int(slots["generation"][i])) for i in found_slots]
+
+def _dead_slots(counters: FleetCounters) -> list[tuple[SlotIndex, int]]:
+    """Slots to be swept, with their generations."""
+    slots = counters.slots
+    closing = (slots["flags"] & SlotFlag.CLOSING) != 0
+    dead = (slots["flags"] != 0) & (slots["lease_until_s"] + INSTANCE_GRACE_S < counters.now_s)
+    found_slots = np.flatnonzero(closing | dead)
+    return [(SlotIndex(int(i)), int(slots["generation"][i])) for i in found_slots]

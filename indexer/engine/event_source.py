@@ -19,12 +19,19 @@ WILDCARD_HOSTS: Final = ("*", "::", "[::]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSource:
-    """Event sockets of one data-parallel rank, as the engine names them."""
+    """Event sockets of one data-parallel rank, as the engine names them.
+
+    Attributes:
+        rank: data-parallel rank.
+        endpoint: of the live events.
+        replay_endpoint: where missed events can be asked for; None when nowhere.
+        topic: first frame of its live events; None when nobody tells: any.
+    """
 
     rank: int
     endpoint: str
     replay_endpoint: str | None
-    topic: str
+    topic: str | None
 
 
 def parse_sources(answer: object) -> list[EventSource]:
@@ -64,8 +71,12 @@ def _source(rank: int, source: Mapping[str, Any]) -> EventSource:
         endpoint=str(source["endpoint"]),
         # A ring of no length answers every replay with nothing.
         replay_endpoint=(source.get("buffer_steps") != 0 and source.get("replay_endpoint")) or None,
-        topic=str(source.get("topic") or ""),
+        topic=_topic(source.get("topic")),
     )
+
+
+def _topic(told: object) -> str | None:
+    return told if told is None else str(told)
 
 
 def spread(sources: Sequence[EventSource]) -> list[EventSource]:
@@ -104,12 +115,17 @@ def reachable(endpoint: str, engine_host: str) -> str:
     """The endpoint with the engine's host where it names every interface.
 
     Raises:
-        EngineUnsuitable: it is not a ZMQ endpoint.
+        EngineUnsuitable: it is not a ZMQ endpoint, or one inside the engine's process.
     """
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        if endpoint.startswith(("ipc://", "inproc://")):
+        if endpoint.startswith("ipc://"):
             return endpoint
+        if endpoint.startswith("inproc://"):
+            raise EngineUnsuitable(
+                f"{endpoint!r} can only be reached inside the engine's process: start vLLM with an "
+                "endpoint like tcp://*:5557 in --kv-events-config"
+            )
         raise EngineUnsuitable(f"{endpoint!r} is no endpoint like tcp://host:port or ipc://path")
     if match["host"] not in WILDCARD_HOSTS:
         return endpoint

@@ -8,6 +8,7 @@ are counted and skipped, so that a foreign message costs only itself.
 Source: vllm/distributed/kv_events.py, 0.11 to 0.32; frames in tests/golden.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,6 +47,8 @@ PARTIAL_KINDS: Final = ("sliding", "chunked", "mamba", "cross", "encoder")
 missing block of theirs does not end a hit."""
 
 HASH_TYPES: Final = frozenset((int, bytes))
+TEXT_TYPES: Final = frozenset((str, type(None)))
+ADAPTER_NUMBER_TYPES: Final = frozenset((int, str, type(None)))
 EXTRA_KEYS_TYPES: Final = frozenset((list, type(None)))
 
 
@@ -105,12 +108,14 @@ class Batch:
         events: what could be read.
         unknown_count: events of a type not known here.
         malformed_count: events of a known type that could not be read.
+        hides_removals: one of those may have told that blocks are gone.
     """
 
     ts_s: float
     events: tuple[Event, ...]
     unknown_count: int = 0
     malformed_count: int = 0
+    hides_removals: bool = False
 
 
 def decode_batch(payload: bytes) -> Batch:
@@ -121,16 +126,18 @@ def decode_batch(payload: bytes) -> Batch:
     """
     try:
         batch = _fields(msgpack.unpackb(payload, strict_map_key=False), BATCH_FIELDS)
-        ts_s, raw_events = float(batch["ts"]), _list(batch["events"])
+        ts_s, raw_events = _time(batch["ts"]), _list(batch["events"])
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
         raise MalformedBatch(f"not a batch of KV events: {error!r}") from error
     events: list[Event] = []
     unknown_count = malformed_count = 0
+    hides_removals = False
     for raw in raw_events:
         try:
             event = _event(raw)
         except (ValueError, TypeError, KeyError, OverflowError):
             malformed_count += 1
+            hides_removals |= _kind(raw) != "BlockStored"
             continue
         if event is None:
             unknown_count += 1
@@ -141,6 +148,7 @@ def decode_batch(payload: bytes) -> Batch:
         events=tuple(events),
         unknown_count=unknown_count,
         malformed_count=malformed_count,
+        hides_removals=hides_removals,
     )
 
 
@@ -153,22 +161,28 @@ def _fields(raw: object, names: Sequence[str]) -> Mapping[str, Any]:
     raise TypeError(f"neither map nor array: {type(raw).__name__}")
 
 
+def _time(raw: Any) -> float:
+    if type(raw) not in (int, float) or not math.isfinite(raw):
+        raise TypeError(f"no time: {raw!r:.50}")
+    return float(raw)
+
+
 def _list(raw: object) -> list[Any]:
     if isinstance(raw, list):
         return raw
     raise TypeError(f"not a list: {type(raw).__name__}")
 
 
+def _kind(raw: object) -> object:
+    """What an event says it is."""
+    if isinstance(raw, dict):
+        return raw.get("type")
+    return raw[0] if isinstance(raw, list) and raw else raw
+
+
 def _event(raw: object) -> Event | None:
     """One event, None for an unknown type; raises when it cannot be read."""
-    kind = (
-        raw.get("type")
-        if isinstance(raw, dict)
-        else raw[0]
-        if isinstance(raw, list) and raw
-        else raw
-    )
-    match kind:
+    match _kind(raw):
         case "BlockStored":
             return _stored(_fields(raw, STORED_FIELDS))
         case "BlockRemoved":
@@ -190,7 +204,7 @@ def _stored(event: Mapping[str, Any]) -> BlockStored:
     parent = event["parent_block_hash"]
     if parent is not None:
         _hashes([parent])
-    tokens = pack_tokens(event["token_ids"])
+    tokens = pack_tokens(_list(event["token_ids"]))
     block_size_tokens = event["block_size"]
     if type(block_size_tokens) is not int:
         raise TypeError("a block size is not an int")
@@ -199,10 +213,15 @@ def _stored(event: Mapping[str, Any]) -> BlockStored:
             f"{len(tokens) // 4} tokens in {len(hashes)} blocks of {block_size_tokens}"
         )
     adapter, kind = get("lora_name"), get("kv_cache_spec_kind")
-    if not {type(adapter), type(kind)} <= {str, type(None)}:
+    number = get("lora_id")
+    if not (
+        type(adapter) in TEXT_TYPES
+        and type(kind) in TEXT_TYPES
+        and type(number) in ADAPTER_NUMBER_TYPES
+    ):
         raise TypeError("an adapter or a group kind is not a string")
-    if adapter is None and get("lora_id") is not None:
-        adapter = f"#{get('lora_id')}"  # an engine too old to tell the name; never the base model
+    if adapter is None and number is not None:
+        adapter = f"#{number}"  # an engine too old to tell the name; never the base model
     group = _group(event)
     salt, extra_keys = _extra_keys(get("extra_keys"), hashes, adapter, starts_prompt=parent is None)
     return BlockStored(
@@ -265,14 +284,19 @@ def _hashes(hashes: Any) -> list[EngineBlockHash]:
 
 
 def _medium(event: Mapping[str, Any]) -> str:
-    medium = event.get("medium") or DEVICE_MEDIUM
+    medium = event.get("medium")
+    if type(medium) not in TEXT_TYPES:
+        raise TypeError("a medium is not a string")
+    medium = medium or DEVICE_MEDIUM
     if event.get("locality") == "REMOTE":
-        medium = f"REMOTE {medium}"  # another machine's accelerator is not this device
+        return f"REMOTE {medium}"  # another machine's accelerator is not this device
     return str(medium)
 
 
 def _group(event: Mapping[str, Any]) -> int:
     group = event.get("group_idx")
-    if group is not None and type(group) is not int:
-        raise TypeError("a group is not an int")
-    return group or 0
+    if group is None:
+        return 0
+    if type(group) is not int or group < 0:
+        raise ValueError("a group is not a number from 0 on")
+    return group

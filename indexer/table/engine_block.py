@@ -31,7 +31,8 @@ class EngineBlock:
         parent: the block before it in the prompt; None for the first.
         child: first of the blocks that follow it; the others are its `after` siblings.
         count: copies in the first deciding group.
-        published: it and all its ancestors are resident.
+        published_at: while it is published the table's `mark` when the engine last showed it, at
+            least 1; else 0. It is published while it and all its ancestors are shown to be there.
         hashes: canonical hashes that end in it, concatenated; None while the block is not placed,
             because it or an ancestor was not announced yet.
         rest: of a placed block what is left behind its last canonical hash, None for nothing; else
@@ -46,7 +47,7 @@ class EngineBlock:
         "hashes",
         "key",
         "parent",
-        "published",
+        "published_at",
         "rest",
     )
 
@@ -57,7 +58,7 @@ class EngineBlock:
         self.before: EngineBlock | None = None
         self.after: EngineBlock | None = None
         self.count = 0
-        self.published = False
+        self.published_at = 0
         self.hashes: bytes | None = None
         self.rest: Rest | None = None
         if parent is not None:
@@ -73,6 +74,17 @@ class EngineBlock:
         if self.after is not None:
             self.after.before = self
         parent.child = self
+
+    def adopt(self, parent: Optional["EngineBlock"]) -> bool:
+        """Take the parent it was announced with; False when it is above that one itself."""
+        ancestor = parent
+        while ancestor is not None and ancestor.hashes is None:
+            if ancestor is self:
+                return False
+            ancestor = ancestor.parent
+        if parent is not None:
+            self.link(parent)
+        return True
 
     def unlink(self) -> None:
         """Leave parent and siblings."""
@@ -94,6 +106,11 @@ class EngineBlock:
     def is_expected(self) -> bool:
         """Whether only its children were announced so far."""
         return self.hashes is None and self.rest is None
+
+    @property
+    def is_unplaced(self) -> bool:
+        """Whether it was announced, and waits for an ancestor that was not."""
+        return self.rest is not None and self.rest.last == UNKNOWN
 
     def canonical(self) -> list[BlockHash]:
         """Canonical hashes that end in it; it is placed."""

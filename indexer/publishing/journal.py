@@ -5,9 +5,9 @@ import time
 from io import TextIOBase
 from pathlib import Path
 
-from indexer.changes import Changes
 from indexer.contract.identifiers import InstanceId
 from indexer.errors import JournalFailed
+from indexer.table.changes import Changes
 
 
 class Journal:

@@ -1,4 +1,8 @@
-"""What the engine tells over HTTP: who it is, where its events are, how busy it is."""
+"""What the engine tells over HTTP: who it is, where its events are, how busy it is.
+
+Only /health and /v1/models are demanded. Engines of another make have no /kv_event_sources and
+other metrics or none: what they do not tell is absent here, and `plan.py` asks the operator for it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -10,19 +14,23 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from indexer.engine_metrics import (
+from indexer.engine.engine_metrics import (
+    CACHE_CONFIG,
     CacheConfig,
     EngineSample,
     parse_cache_configs,
     parse_samples,
 )
+from indexer.engine.event_source import EventSource, parse_sources
 from indexer.errors import EngineUnreachable, EngineUnsuitable
-from indexer.event_source import EventSource, parse_sources
 
 DEADLINE_S: Final = 2.0
 """One HTTP answer of the engine; its API process may be busy with a large request."""
 
 ANSWER_BYTES_MAX: Final = 16 << 20
+
+ABSENT: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+"""Answers of an engine that does not know a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +42,9 @@ class EngineInfo:
         model_root: where weights and tokenizer come from.
         adapters: LoRA adapter names.
         max_model_len_tokens: longest request.
-        sources: event sockets by rank; None when the engine is too old to tell.
-        caches: cache shapes by `engine` label.
-        version: vLLM's version.
+        sources: event sockets by rank; None when the engine has no way to tell.
+        caches: cache shapes by `engine` label; empty when the engine has no such metric.
+        version: vLLM's version; None when it tells none.
     """
 
     models: tuple[str, ...]
@@ -79,7 +87,7 @@ class EngineApi:
         return status == HTTPStatus.OK
 
     async def samples(self) -> dict[str, EngineSample]:
-        """Load by `engine` label."""
+        """Load by `engine` label; empty when the engine has no metrics of vLLM's names."""
         text = await self._metrics()
         try:
             return parse_samples(text)
@@ -115,27 +123,31 @@ class EngineApi:
         if not served:
             raise EngineUnreachable(f"{self.url}/v1/models lists no model")
         limit = served[0].get("max_model_len")
-        try:
-            caches = parse_cache_configs(await self._metrics())
-        except (ValueError, IndexError) as error:
-            raise EngineUnreachable(f"{self.url}/metrics is unreadable: {error!r}") from error
-        if not caches:
-            raise EngineUnreachable(
-                f"{self.url}/metrics has no vllm:cache_config_info with a block size"
-            )
         return EngineInfo(
             models=tuple(entry["id"] for entry in served),
             model_root=str(served[0].get("root") or served[0]["id"]),
             adapters=adapters(entries),
             max_model_len_tokens=limit if isinstance(limit, int) else None,
             sources=await self._sources(),
-            caches=caches,
+            caches=await self._caches(),
             version=await self._version(),
         )
 
+    async def _caches(self) -> dict[str, CacheConfig]:
+        text = await self._metrics()
+        try:
+            caches = parse_cache_configs(text)
+        except (ValueError, IndexError) as error:
+            raise EngineUnreachable(f"{self.url}/metrics is unreadable: {error!r}") from error
+        if not caches and CACHE_CONFIG in text:
+            raise EngineUnreachable(
+                f"{self.url}/metrics has vllm:cache_config_info without a block size so far"
+            )
+        return caches
+
     async def _sources(self) -> tuple[EventSource, ...] | None:
         status, body = await self._get("/kv_event_sources")
-        if status in (404, 405, 501):
+        if status in ABSENT:
             return None
         return tuple(parse_sources(self._json("/kv_event_sources", status, body)))
 
@@ -148,7 +160,10 @@ class EngineApi:
         return version if isinstance(version, str) else None
 
     async def _metrics(self) -> bytes:
+        """The metrics text; empty when the engine has none."""
         status, body = await self._get("/metrics")
+        if status in ABSENT:
+            return b""
         if status != HTTPStatus.OK:
             raise EngineUnreachable(f"{self.url}/metrics answered {status}")
         return body

@@ -1,0 +1,1 @@
+"""The index held against what engines report."""

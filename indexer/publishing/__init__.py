@@ -1,0 +1,1 @@
+"""What goes to Redis: the slot, its blocks, and the upkeep of the whole index."""

@@ -1,0 +1,97 @@
+"""Keeps what one rank publishes within what Redis has room for."""
+
+import time
+
+import structlog
+
+from indexer.contract.identifiers import InstanceId
+from indexer.publishing.budget import Allowance
+from indexer.table.block_table import BlockTable
+from indexer.table.changes import Delta
+from indexer.telemetry import Telemetry
+
+
+class Room:
+    """The allowance of a rank, applied to its table.
+
+    Its budget comes with each heartbeat (`memory.py` divides); a server that is full sets a ceiling
+    of its own. Beyond them whole chains are withheld, the coldest first and tails first, and come
+    back when there is room or when the engine uses them.
+    """
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        *,
+        rank: str,
+        instance_id: InstanceId,
+        blocks_per_block: float,
+    ) -> None:
+        """Nothing is limited yet.
+
+        Args:
+            telemetry: metrics.
+            rank: label of the rank.
+            instance_id: for the log.
+            blocks_per_block: canonical blocks in one of the engine's.
+        """
+        self._telemetry = telemetry
+        self._rank = rank
+        self._log = structlog.get_logger().bind(rank=rank, instance_id=instance_id)
+        self._blocks_per_block = blocks_per_block
+        self._allowance = Allowance()
+        self._is_withholding = False
+
+    def wanted_blocks(self, table: BlockTable) -> int:
+        """Canonical blocks published, or withheld for want of room."""
+        return table.published_count + round(table.withheld_count * self._blocks_per_block)
+
+    def keep(self, table: BlockTable) -> Delta:
+        """What has to be withheld of a table that has changed."""
+        blocks_max = self._allowance.blocks_max
+        return Delta() if blocks_max is None else table.trim(blocks_max)
+
+    def hear(self, budget_blocks: int | None, table: BlockTable) -> list[Delta]:
+        """A heartbeat has told the budget, None for none: withhold more, or less."""
+        self._allowance.budget_blocks = budget_blocks
+        wanted_blocks = self.wanted_blocks(table)
+        self._allowance.relax(wanted_blocks, time.monotonic())
+        deltas = [self.keep(table)]
+        blocks_max = self._allowance.blocks_max
+        if table.withheld_count:
+            # `readmit` leaves an eighth free for new blocks; where everything fits it need not.
+            fits = blocks_max is None or wanted_blocks <= blocks_max
+            deltas.append(table.readmit(2 * wanted_blocks if fits else blocks_max or 0))
+        self._note(table)
+        return deltas
+
+    def found_full(self, table: BlockTable) -> Delta:
+        """The server has refused a store for want of memory: an eighth of the blocks gives way."""
+        published_blocks = table.published_count
+        if not self._allowance.found_full(published_blocks, time.monotonic()):
+            return Delta()
+        delta = self.keep(table)
+        self._telemetry.oom_trims.labels(self._rank).inc()
+        self._log.warning(
+            "redis_out_of_memory",
+            blocks_before=published_blocks,
+            blocks_withdrawn=len(delta.removed),
+            remedy="raise its maxmemory, or set --index_bytes_max well below it",
+        )
+        self._note(table)
+        return delta
+
+    def _note(self, table: BlockTable) -> None:
+        """Say so when withholding begins and ends."""
+        blocks_max = self._allowance.blocks_max
+        budget_blocks = self._telemetry.index_budget_blocks.labels(self._rank)
+        budget_blocks.set(-1 if blocks_max is None else blocks_max)
+        is_withholding = table.withheld_count > 0
+        if is_withholding != self._is_withholding:
+            self._is_withholding = is_withholding
+            self._log.info(
+                "blocks_withheld" if is_withholding else "blocks_readmitted",
+                blocks=table.withheld_count,
+                blocks_max=blocks_max,
+                published=table.published_count,
+            )

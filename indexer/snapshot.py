@@ -1,0 +1,140 @@
+"""A rank's holdings in a file, so that a sidecar started again need not begin with nothing.
+
+A file is a line that names the format, a digest, and one msgpack map. It is written beside its
+place and renamed into it, so it is whole or absent; what cannot be read is never more than a reason
+to begin without it. Whether it is still about the same engine process only that engine's ring can
+tell (`Subscriber`).
+"""
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import xxhash
+
+from indexer.contract.limits import SCHEMA_VERSION
+from indexer.engine.history import Position
+from indexer.errors import MalformedSnapshot, SnapshotUnwritable
+from indexer.table.holdings import Saved
+
+FORMAT: Final = b"timestable snapshot 1\n"
+DIGEST_BYTES: Final = 16
+SUFFIX: Final = ".snapshot"
+UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a snapshot is about; it is used for nothing else.
+
+    Attributes:
+        url: the engine as routers reach it.
+        rank: data-parallel rank.
+        model_scope: of the fleet.
+        model_root: where the engine's model comes from.
+        block_size_tokens: of the fleet.
+        engine_block_size_tokens: of the engine.
+    """
+
+    url: str
+    rank: int
+    model_scope: str
+    model_root: str
+    block_size_tokens: int
+    engine_block_size_tokens: int
+
+    def path(self, directory: Path) -> Path:
+        """Where its snapshot is: a name for people, and a digest that tells all ranks apart."""
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.url.partition("://")[2])[:80]
+        digest = xxhash.xxh3_64_hexdigest(f"{self.url} {self.rank}".encode())
+        return directory / f"{readable}-{self.rank}-{digest}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Holdings, and the batch behind which they were so."""
+
+    position: Position
+    saved: Saved
+
+
+def check_directory(directory: Path) -> None:
+    """Make the directory if need be, and see that files can be written there.
+
+    Raises:
+        SnapshotUnwritable: they cannot; the message says what to change.
+    """
+    probe = directory / f".{os.getpid()}.tmp"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(FORMAT)
+        probe.unlink()
+    except OSError as error:
+        raise SnapshotUnwritable(
+            f"snapshot_path: {directory} cannot be written ({error.strerror}): give a directory of "
+            "this sidecar's own, or leave the option out"
+        ) from error
+
+
+def write(path: Path, subject: Subject, snapshot: Snapshot) -> int:
+    """Replace a snapshot; returns its bytes.
+
+    Raises:
+        OSError: the disk does not take it; the one before stays.
+    """
+    content = msgpack.packb(
+        {
+            "schema": SCHEMA_VERSION,
+            "subject": asdict(subject),
+            "position": list(snapshot.position),
+            "completeness": snapshot.saved.completeness,
+            "table": snapshot.saved.table,
+        }
+    )
+    beside = path.with_suffix(".tmp")
+    with beside.open("wb") as file:
+        file.write(FORMAT)
+        file.write(xxhash.xxh3_128_digest(content))
+        file.write(content)
+    beside.replace(path)
+    return len(FORMAT) + DIGEST_BYTES + len(content)
+
+
+def read(path: Path, subject: Subject) -> Snapshot | None:
+    """The snapshot of a subject; None when there is none.
+
+    Raises:
+        MalformedSnapshot: it cannot be used; the message says why.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MalformedSnapshot(f"it cannot be read: {error.strerror}") from error
+    if not raw.startswith(FORMAT):
+        raise MalformedSnapshot(f"it does not begin with {FORMAT!r}")
+    content = memoryview(raw)[len(FORMAT) + DIGEST_BYTES :]
+    if raw[len(FORMAT) : len(FORMAT) + DIGEST_BYTES] != xxhash.xxh3_128_digest(content):
+        raise MalformedSnapshot("its digest is another one: it was cut off or altered")
+    try:
+        return _snapshot(msgpack.unpackb(content, strict_map_key=False, use_list=True), subject)
+    except (*UNREADABLE, msgpack.UnpackException) as error:
+        raise MalformedSnapshot(f"it is no snapshot: {error!r}") from error
+
+
+def _snapshot(content: Any, subject: Subject) -> Snapshot:
+    told, expected = content["subject"], asdict(subject)
+    if content["schema"] != SCHEMA_VERSION:
+        raise MalformedSnapshot(f"it is of schema {content['schema']!r}, not {SCHEMA_VERSION}")
+    if told != expected:
+        names = [name for name, value in expected.items() if told.get(name) != value]
+        raise MalformedSnapshot(f"it is about another {', '.join(names)}")
+    sequence, digest = content["position"]
+    if type(sequence) is not int or type(digest) is not int or sequence < 0:
+        raise ValueError("no position")
+    saved = Saved(sequence=sequence, table=content["table"], completeness=content["completeness"])
+    return Snapshot(position=Position(sequence, digest), saved=saved)

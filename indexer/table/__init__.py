@@ -1,0 +1,1 @@
+"""What one rank of an engine holds, from its events; pure."""

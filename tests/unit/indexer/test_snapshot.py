@@ -1,0 +1,144 @@
+"""The snapshot file: whole, about its subject, or none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+import xxhash
+
+from indexer import snapshot
+from indexer.engine.history import Position
+from indexer.errors import MalformedSnapshot, SnapshotUnwritable
+from indexer.snapshot import DIGEST_BYTES, FORMAT, Snapshot, Subject
+from indexer.table.holdings import Saved
+
+SUBJECT = Subject(
+    url="http://engine-7:8000",
+    rank=1,
+    model_scope="m",
+    model_root="/models/m",
+    block_size_tokens=16,
+    engine_block_size_tokens=32,
+)
+SNAPSHOT = Snapshot(
+    position=Position(7, (1 << 64) - 1),
+    saved=Saved(sequence=7, table={"names": [-1, b"x", 1 << 63]}, completeness=[True, 5, 9]),
+)
+
+
+def written(directory: Path, content: object, *, head: bytes = FORMAT) -> Path:
+    """A file with a right digest, whatever its content."""
+    path = SUBJECT.path(directory)
+    packed = content if isinstance(content, bytes) else msgpack.packb(content)
+    path.write_bytes(head + xxhash.xxh3_128_digest(packed) + packed)
+    return path
+
+
+def whole(directory: Path) -> tuple[Path, bytes]:
+    """A good snapshot and its bytes."""
+    path = SUBJECT.path(directory)
+    size_bytes = snapshot.write(path, SUBJECT, SNAPSHOT)
+    raw = path.read_bytes()
+    assert len(raw) == size_bytes
+    return path, raw
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Everything comes back as it was; nothing else is left in the directory."""
+    path, _ = whole(tmp_path)
+    assert snapshot.read(path, SUBJECT) == SNAPSHOT
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_not_an_error(tmp_path: Path) -> None:
+    """A first start has no snapshot."""
+    assert snapshot.read(SUBJECT.path(tmp_path), SUBJECT) is None
+
+
+@pytest.mark.parametrize("kept_ratio", [0.0, 0.01, 0.3, 0.6, 0.99])
+def test_cut_off_file_is_refused(tmp_path: Path, kept_ratio: float) -> None:
+    """Wherever it ends."""
+    path, raw = whole(tmp_path)
+    path.write_bytes(raw[: int(len(raw) * kept_ratio)])
+    with pytest.raises(MalformedSnapshot):
+        snapshot.read(path, SUBJECT)
+
+
+def test_every_altered_byte_is_noticed(tmp_path: Path) -> None:
+    """A digest covers all of it."""
+    path, raw = whole(tmp_path)
+    for i in range(len(raw)):
+        path.write_bytes(raw[:i] + bytes([raw[i] ^ 1]) + raw[i + 1 :])
+        with pytest.raises(MalformedSnapshot):
+            snapshot.read(path, SUBJECT)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("url", "http://other:8000"),
+        ("rank", 0),
+        ("model_scope", "n"),
+        ("model_root", "/models/n"),
+        ("block_size_tokens", 64),
+        ("engine_block_size_tokens", 16),
+    ],
+)
+def test_another_subject_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
+    """The message says in what it differs."""
+    path, _ = whole(tmp_path)
+    with pytest.raises(MalformedSnapshot, match=field):
+        snapshot.read(path, replace(SUBJECT, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xc1",
+        [],
+        {},
+        {"schema": 0, "subject": {}},
+        {"schema": 1, "subject": []},
+        {"schema": 1, "subject": 5, "position": [1, 2]},
+    ],
+)
+def test_foreign_content_is_refused(tmp_path: Path, content: object) -> None:
+    """With a right digest and wrong content: still no crash."""
+    with pytest.raises(MalformedSnapshot):
+        snapshot.read(written(tmp_path, content), SUBJECT)
+
+
+@pytest.mark.parametrize("position", [[], [1], [-1, 2], ["1", 2], [1, None], None])
+def test_position_must_be_one(tmp_path: Path, position: object) -> None:
+    """Likewise."""
+    _, raw = whole(tmp_path)
+    content = msgpack.unpackb(raw[len(FORMAT) + DIGEST_BYTES :], strict_map_key=False)
+    with pytest.raises(MalformedSnapshot):
+        snapshot.read(written(tmp_path, content | {"position": position}), SUBJECT)
+
+
+def test_older_format_is_refused(tmp_path: Path) -> None:
+    """Another first line is another format."""
+    with pytest.raises(MalformedSnapshot):
+        snapshot.read(written(tmp_path, {}, head=b"timestable snapshot 0\n"), SUBJECT)
+
+
+def test_ranks_and_engines_have_files_of_their_own(tmp_path: Path) -> None:
+    """Also where readable names would be the same."""
+    subjects = [
+        replace(SUBJECT, url=url, rank=rank)
+        for url in ("http://a-b:1", "http://a/b:1", "https://a-b:1")
+        for rank in (0, 1)
+    ]
+    assert len({subject.path(tmp_path) for subject in subjects}) == 6
+
+
+def test_directory_is_made_or_refused(tmp_path: Path) -> None:
+    """A missing one is made with its parents; what cannot be one is an error with its remedy."""
+    snapshot.check_directory(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotUnwritable, match=r"snapshot_path: .*give a directory"):
+        snapshot.check_directory(tmp_path / "file")
