@@ -13,14 +13,16 @@ import structlog
 import uvloop
 from aiohttp import web
 
+from indexer.contract.link import connected
 from router.admission import Admission
 from router.config import RouterConfig, loggable, parse_config
 from router.http_api import HttpApi
 from router.http_exchange import BodyLimits
 from router.index_client import IndexClient
 from router.ledger import Ledger
+from router.notices import Notices
 from router.policies import POLICIES
-from router.redis_link import RedisLink
+from router.predictions import Predictions
 from router.route import Router
 from router.tokenize import ModelTokenizers
 from router.upstream import Upstream
@@ -107,9 +109,13 @@ class Process:
 async def composed(config: RouterConfig) -> AsyncIterator[Process]:
     """A router that listens, with its background tasks, until the context ends."""
     async with AsyncExitStack() as stack:
-        link = RedisLink(config.redis_url)
+        link = await stack.enter_async_context(
+            connected(config.redis_url, read_replicas=config.read_replicas)
+        )
         index = IndexClient(link, deadline_s=config.index_deadline_s)
         ledger = Ledger(link, deadline_s=config.index_deadline_s)
+        notices = Notices(link, deadline_s=config.index_deadline_s)
+        predictions = Predictions(notices)
         tokenizers = ModelTokenizers(
             paths=config.tokenizers,
             threads=config.tokenize_threads,
@@ -133,10 +139,12 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
             index=index,
             ledger=ledger,
             upstream=upstream,
+            predictions=predictions,
             policies=POLICIES,
             default_policy=config.policy,
             allow_policy_override=config.allow_policy_override,
             retries_max=config.retries_max,
+            in_flight_credit=config.in_flight_credit,
         )
         limits = BodyLimits(bytes_max=config.body_bytes_max, timeout_s=config.body_timeout_s)
         api = HttpApi(
@@ -144,14 +152,16 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
             index=index,
             admission=admission,
             tokenizers=tokenizers,
+            predictions=predictions,
             limits=limits,
         )
         listeners = await stack.enter_async_context(Listeners(api, config))
         async with asyncio.TaskGroup() as tasks:
-            connected = tasks.create_task(link.run(), name="redis_link")
             background = [
                 tasks.create_task(index.run(), name="index"),
                 tasks.create_task(ledger.run(), name="ledger"),
+                tasks.create_task(notices.run(), name="notices"),
+                tasks.create_task(predictions.run(index.rosters), name="predictions"),
                 tasks.create_task(tokenizers.run(index.models), name="tokenizers"),
             ]
             yield Process(admission=admission, index=index, ledger=ledger, listeners=listeners)
@@ -160,7 +170,6 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
-            connected.cancel()
 
 
 async def _either(*waits: Coroutine[Any, Any, object]) -> None:

@@ -57,6 +57,9 @@ class ApiCall:
         stream: whether server-sent events are wanted.
         prompt: what to tokenize.
         prompts_count: 1, or more for a completion request with a list of prompts.
+        choices_count: answers asked for each prompt; of several, each finds the others' blocks.
+        reads_prefixes: whether the engine reuses resident blocks; with log probabilities of the
+            prompt it computes every token.
         turn: earlier assistant messages; 0 for plain completions.
         cache_salt: separates prefixes; part of the hash root.
         output_tokens_max: the client's limit, if any.
@@ -74,6 +77,8 @@ class ApiCall:
     stream: bool
     prompt: Prompt
     prompts_count: int = 1
+    choices_count: int = 1
+    reads_prefixes: bool = True
     turn: int = 0
     cache_salt: str | None = None
     output_tokens_max: int | None = None

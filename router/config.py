@@ -4,11 +4,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from indexer.contract.link import address
 from router.policies import policy_by_name
 
 ENV_PREFIX: Final = "TIMESTABLE_ROUTER"
@@ -27,7 +27,10 @@ class RouterConfig:
     """Route OpenAI requests to the vLLM instance where they cost least.
 
     Args:
-        redis_url: index and counters: redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH
+        redis_url: index and counters: redis://HOST:PORT[,HOST:PORT] (the master of them),
+            redis+sentinel://HOST:PORT/SERVICE, redis+cluster://HOST:PORT, with TLS rediss...,
+            or unix:///PATH
+        read_replicas: look prefixes up at the replicas of a cluster
         host: address to listen on
         port: port for clients; 0 takes any free one
         reuse_port: share the port with other router processes of this machine
@@ -35,6 +38,8 @@ class RouterConfig:
         policy: how instances are chosen (lmetric, least_loaded, round_robin, vllm_v1, max_hit,
             max_hit_bounded)
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
+        in_flight_credit: count prefixes that requests in prefill are about to compute, so that a
+            burst of equal new prompts is not scattered
         tokenizers: model name to path or hub name of its tokenizer, where the engine's own
             does not do
         tokenize_threads: threads that render templates and tokenize
@@ -55,12 +60,14 @@ class RouterConfig:
     """
 
     redis_url: str = "redis://127.0.0.1:6390"
+    read_replicas: bool = False
     host: str = "127.0.0.1"
     port: NonNegativeInt = 8000
     reuse_port: bool = False
     admin_port: NonNegativeInt | None = None
     policy: str = "lmetric"
     allow_policy_override: bool = False
+    in_flight_credit: bool = True
     tokenizers: dict[str, str] = field(default_factory=dict)
     tokenize_threads: PositiveInt = 2
     tokenize_deadline_s: PositiveFloat = 2.0
@@ -94,14 +101,11 @@ class RouterConfig:
         if self.admin_port and self.admin_port == self.port:
             raise ValueError(f"admin_port: {self.admin_port} is the port for clients already")
         try:
-            parts = urlsplit(self.redis_url)
-            _ = parts.port
+            topology = address.parse(self.redis_url).topology
         except ValueError as error:
-            raise ValueError(f"redis_url: `{self.redis_url}`: {error}") from None
-        if parts.scheme not in {"redis", "rediss", "unix"}:
-            raise ValueError(
-                f"redis_url: `{self.redis_url}` does not begin with redis://, rediss:// or unix://"
-            )
+            raise ValueError(f"redis_url: {error}") from None
+        if self.read_replicas and topology is not address.Topology.CLUSTER:
+            raise ValueError("read_replicas: needs a cluster: redis_url redis+cluster://HOST:PORT")
         if self.keepalive_s >= ENGINE_KEEPALIVE_S:
             raise ValueError(
                 f"keepalive_s: {self.keepalive_s:g} must be below {ENGINE_KEEPALIVE_S:g}, after "
@@ -117,10 +121,7 @@ class RouterConfig:
 def loggable(config: RouterConfig) -> dict[str, Any]:
     """All values but the password of Redis."""
     shown = {one.name: getattr(config, one.name) for one in fields(config)}
-    parts = urlsplit(config.redis_url)
-    if parts.password:
-        netloc = f"{parts.username or ''}:***@{parts.hostname}:{parts.port or ''}"
-        shown["redis_url"] = urlunsplit(parts._replace(netloc=netloc))
+    shown["redis_url"] = address.without_password(config.redis_url)
     return shown
 
 

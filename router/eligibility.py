@@ -1,7 +1,7 @@
 """Who may be chosen, and what is known of them. Pure."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import xxhash
 
 from indexer.contract.identifiers import InstanceId
 from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, SlotFlag
+from indexer.contract.reservations import SIBLING
 from router.errors import NoEligibleInstance
 from router.snapshot import Column, FleetSnapshot
 
@@ -57,6 +58,7 @@ class Sighting:
         roster: who serves the model.
         counters: of the whole fleet.
         depth_blocks: canonical leading blocks resident, by slot index; shape (slots,).
+        siblings: who is about to compute leading blocks of the prompt; dtype SIBLING.
         taken_s: wall clock when it was asked.
         degraded: it did not answer: the counters are the last known, the depths zero.
     """
@@ -66,6 +68,7 @@ class Sighting:
     counters: FleetCounters
     depth_blocks: Column
     taken_s: float
+    siblings: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, SIBLING))
     degraded: bool = False
 
 
@@ -95,9 +98,13 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
     instances = roster.instances
     if keep.size < len(instances):
         rows, instances = rows.take(keep), tuple(instances[i] for i in keep.tolist())
-    slot = roster.slot[keep]
-    reusable = np.minimum(sighting.depth_blocks[slot] * fleet.block_size_tokens, prompt_tokens - 1)
-    hit_tokens = reusable - reusable % roster.block_size_tokens[keep]
+    slot, block_size_tokens = roster.slot[keep], roster.block_size_tokens[keep]
+    depth_tokens = sighting.depth_blocks[slot] * fleet.block_size_tokens
+    resident_tokens = hit_tokens = _reusable(depth_tokens, block_size_tokens, prompt_tokens)
+    if sighting.siblings.size:
+        soon_tokens = _soon_tokens(sighting.siblings, slot, rows["generation"])
+        depth_tokens = np.maximum(depth_tokens, soon_tokens)
+        hit_tokens = _reusable(depth_tokens, block_size_tokens, prompt_tokens)
     counters_age_s = counters.now_s - rows["published_s"]
     counters_age_s[rows["published_s"] == 0] = np.inf
     return FleetSnapshot(
@@ -106,7 +113,9 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
         identity=roster.identity[keep],
         slot=slot,
         generation=rows["generation"].astype(np.int64),
+        block_size_tokens=block_size_tokens,
         hit_tokens=hit_tokens,
+        in_flight_tokens=hit_tokens - resident_tokens,
         new_prefill_tokens=prompt_tokens - hit_tokens,
         queued_prefill_tokens=rows["reserved_prefill_tokens"].astype(np.int64),
         batch_size=rows["reserved_requests"].astype(np.int64) + rows["foreign_requests"],
@@ -114,15 +123,32 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
         waiting_count=rows["waiting_count"].astype(np.int64),
         kv_usage_ratio=rows["kv_usage_millionths"] / 1e6,
         counters_age_s=counters_age_s,
+        looked_s=counters.now_s,
         taken_s=sighting.taken_s,
         degraded=sighting.degraded,
+    )
+
+
+def _reusable(depth_tokens: Column, block_size_tokens: Column, prompt_tokens: int) -> Column:
+    """The last token is always computed, and an engine reuses whole blocks of its own."""
+    reusable = np.minimum(depth_tokens, prompt_tokens - 1)
+    return reusable - reusable % block_size_tokens
+
+
+def _soon_tokens(
+    siblings: npt.NDArray[np.void], slot: Column, generation: npt.NDArray[np.uint32]
+) -> Column:
+    """How deep each slot will be after those that are in prefill on it."""
+    soon = {(s, g): tokens for s, g, tokens in siblings.tolist()}
+    return np.array(
+        [soon.get(key, 0) for key in zip(slot.tolist(), generation.tolist(), strict=True)], np.int64
     )
 
 
 _COLUMNS = tuple(
     field.name
     for field in fields(FleetSnapshot)
-    if field.name not in {"fleet", "instances", "taken_s", "degraded"}
+    if field.name not in {"fleet", "instances", "looked_s", "taken_s", "degraded"}
 )
 
 

@@ -13,8 +13,10 @@ from router.api_call import Endpoint
 from router.errors import RouterError
 from router.http_errors import REQUEST_ID, STATUS, make_app
 from router.http_exchange import BodyLimits, HttpExchange, decision_view
-from router.index_client import IndexClient, ServedModel
+from router.index_client import IndexClient
+from router.predictions import Predictions
 from router.route import Router
+from router.served import ServedModel
 from router.telemetry import RequestRecord
 from router.tokenize import ModelTokenizers
 
@@ -28,6 +30,7 @@ class HttpApi:
         index: models, readiness and the operator's view.
         admission: says whether this router drains.
         tokenizers: say which are still being loaded.
+        predictions: how right they were, for the operator's view.
         limits: of request bodies.
     """
 
@@ -35,6 +38,7 @@ class HttpApi:
     index: IndexClient
     admission: Admission
     tokenizers: ModelTokenizers
+    predictions: Predictions
     limits: BodyLimits
 
     def public_app(self) -> web.Application:
@@ -129,8 +133,10 @@ class HttpApi:
         )
 
     async def fleet(self, _: web.Request) -> web.Response:
-        """Everything in Redis, with names."""
-        return web.json_response(await self.index.fleet_view())
+        """Everything in Redis, with names, and how right this router's predictions were."""
+        view = await self.index.fleet_view()
+        self.predictions.annotate(view)
+        return web.json_response(view)
 
 
 def _record(request: web.Request) -> RequestRecord:

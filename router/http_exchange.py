@@ -150,6 +150,7 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
         {
             "instance_id": one.instance_id,
             "hit_tokens": one.hit_tokens,
+            "in_flight_tokens": one.in_flight_tokens,
             "new_prefill_tokens": one.new_prefill_tokens,
             "queued_prefill_tokens": one.queued_prefill_tokens,
             "batch_size": one.batch_size,
@@ -163,6 +164,7 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
         "url": decision.instance.url,
         "prompt_tokens": decision.hit_tokens + decision.new_prefill_tokens,
         "hit_tokens": decision.hit_tokens,
+        "in_flight_tokens": decision.in_flight_tokens,
         "new_prefill_tokens": decision.new_prefill_tokens,
         "queued_prefill_tokens": decision.queued_prefill_tokens,
         "batch_size": decision.batch_size,

@@ -2,22 +2,24 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 from redis.exceptions import RedisError
 
 from indexer.contract import functions, keys
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
-from indexer.contract.limits import INSTANCE_LEASE_TTL_S, SLOTS_PER_PARTITION_MAX
-from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, slot_view
+from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
+from indexer.contract.link import Link
+from indexer.contract.milestones import Milestones
+from indexer.contract.records import FleetCounters, FleetRecord
 from router import telemetry
-from router.eligibility import Roster, Sighting
+from router.eligibility import Sighting
 from router.errors import IndexUnavailable
-from router.redis_link import RedisLink
+from router.served import KnownFleet, ServedModel, decode_instances, served_models
 from router.snapshot import Column
 
 log = structlog.get_logger()
@@ -28,48 +30,8 @@ REFRESH_S: Final = 0.5
 FIND_MISS_S: Final = 0.25
 """Least time between two extra directory reads for names nobody serves."""
 
-EMPTIED_KEPT_S: Final = 2 * INSTANCE_LEASE_TTL_S
-"""How long the last known fleet outlives its disappearance from Redis: sidecars join again within
-seconds of a flush, and engines serve all the while."""
-
 INDEX_SILENCE_MAX_S: Final = 5.0
 """After so long without an answer of Redis, an unknown model may be a known one unheard of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """A model name clients may ask for, and the fleet behind it."""
-
-    name: str
-    fleet: FleetRecord
-    adapter: str | None  # the name is a LoRA adapter's
-    max_model_len_tokens: int | None  # least of the instances' limits
-    model_root: str  # where tokenizer and template come from
-    roster: Roster
-
-    @property
-    def instances(self) -> tuple[InstanceRecord, ...]:
-        """Who serves it, alive or not."""
-        return self.roster.instances
-
-
-@dataclass(slots=True)
-class _Fleet:
-    """One fleet as last read."""
-
-    record: FleetRecord
-    membership: int
-    instances: dict[int, InstanceRecord]
-    models: dict[str, ServedModel]
-    counters: FleetCounters
-    emptied_s: float | None = None  # monotonic time since which Redis has held less than this
-
-    def outlives(self, instances_count: int) -> bool:
-        """Whether it is still to be served from, although Redis holds fewer instances of it."""
-        if instances_count >= len(self.instances):
-            return False
-        self.emptied_s = self.emptied_s or time.monotonic()
-        return time.monotonic() - self.emptied_s < EMPTIED_KEPT_S
 
 
 class IndexClient:
@@ -80,10 +42,10 @@ class IndexClient:
         deadline_s: for one call.
     """
 
-    def __init__(self, link: RedisLink, *, deadline_s: float) -> None:
+    def __init__(self, link: Link, *, deadline_s: float) -> None:
         self._link = link
         self._deadline_s = deadline_s
-        self._fleets: dict[FleetId, _Fleet] = {}
+        self._fleets: dict[FleetId, KnownFleet] = {}
         self._models: dict[str, ServedModel] = {}
         self._refreshing = asyncio.Lock()
         self._heard_s = -np.inf
@@ -149,14 +111,14 @@ class IndexClient:
             self._drop(fleet)
             return
         record = functions.fleet_record(fleet, shape)
-        instances = _decode_instances(dict(zip(raw[::2], raw[1::2], strict=True)))
+        instances = decode_instances(dict(zip(raw[::2], raw[1::2], strict=True)))
         if known and known.record.epoch != record.epoch and known.outlives(len(instances)):
             return
-        self._fleets[fleet] = _Fleet(
+        self._fleets[fleet] = KnownFleet(
             record=record,
             membership=counters.membership,
             instances=instances,
-            models=_served_models(record, instances),
+            models=served_models(record, instances),
             counters=counters,
         )
         log.info("fleet_changed", model_scope=record.model_scope, instances=len(instances))
@@ -197,12 +159,15 @@ class IndexClient:
 
     # -- one request ------------------------------------------------------------------------------
 
-    async def look(self, served: ServedModel, hashes: bytes) -> Sighting:
-        """Hits and counters of a fleet, in one round trip.
+    async def look(
+        self, served: ServedModel, hashes: bytes, milestones: Milestones | None = None
+    ) -> Sighting:
+        """Hits, siblings and counters of a fleet, in one round trip.
 
         Args:
             served: from `find`.
             hashes: chain of the prompt's block hashes, from `block_hash.chain`; b"" for no hits.
+            milestones: of that chain; None for no siblings.
 
         Raises:
             IndexUnavailable: Redis did not answer in time.
@@ -211,7 +176,7 @@ class IndexClient:
         taken_s = time.time()
         try:
             async with asyncio.timeout(self._deadline_s):
-                counters = await self._ask(served.fleet, hashes, depth_blocks)
+                counters, siblings = await self._ask(served.fleet, hashes, milestones, depth_blocks)
                 if counters is None:
                     raise RedisError(f"fleet {served.fleet.fleet_id} has no counters")
                 current = await self._current(served, counters)
@@ -226,6 +191,7 @@ class IndexClient:
             roster=current.roster,
             counters=counters,
             depth_blocks=depth_blocks,
+            siblings=siblings,
             taken_s=taken_s,
         )
 
@@ -250,16 +216,20 @@ class IndexClient:
         )
 
     async def _ask(
-        self, fleet: FleetRecord, hashes: bytes, depth_blocks: Column
-    ) -> FleetCounters | None:
-        calls = [functions.read(fleet.fleet_id)]
+        self,
+        fleet: FleetRecord,
+        hashes: bytes,
+        milestones: Milestones | None,
+        depth_blocks: Column,
+    ) -> tuple[FleetCounters | None, npt.NDArray[np.void]]:
+        calls = [functions.read(fleet.fleet_id, milestones)]
         if hashes:
             calls += [functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
-        replies = await functions.run_all(self._link.execute, self._link, calls)
+        replies = await functions.run_all(self._link, calls)
         for partition, reply in enumerate(replies[1:]):
             first = partition * SLOTS_PER_PARTITION_MAX
             functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
-        return functions.fleet_counters(replies[0])
+        return functions.fleet_counters(replies[0]), functions.siblings(replies[0])
 
     async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel:
         """The same model after whatever changed in its fleet's membership."""
@@ -295,6 +265,10 @@ class IndexClient:
         """Seconds since Redis last answered; infinite before it ever did."""
         return time.monotonic() - self._heard_s
 
+    def rosters(self) -> dict[str, dict[str, float]]:
+        """Model scope -> label of each instance -> completeness of its index. From memory."""
+        return {fleet.record.model_scope: fleet.completeness() for fleet in self._fleets.values()}
+
     async def fleet_view(self) -> dict[str, Any]:
         """Everything known of every fleet, with names, fresh from Redis where it answers."""
         fresh = True
@@ -302,74 +276,8 @@ class IndexClient:
             await self.refresh()
         except REDIS_WEATHER:
             fresh = False
-        fleets = [_fleet_view(fleet) for fleet in self._fleets.values()]
+        fleets = [fleet.view() for fleet in self._fleets.values()]
         return {"fresh": fresh, "redis_heard_age_s": self.heard_age_s(), "fleets": fleets}
-
-
-def _decode_instances(raw: dict[bytes, bytes]) -> dict[int, InstanceRecord]:
-    instances = {}
-    for slot, packed in raw.items():
-        try:
-            instances[int(slot)] = InstanceRecord.decode(packed)
-        except (TypeError, ValueError) as error:
-            telemetry.INDEX_ERRORS.labels(call="instance_record").inc()
-            log.warning("instance_record_unreadable", slot=int(slot), error=str(error))
-    return instances
-
-
-def _served_models(
-    record: FleetRecord, instances: dict[int, InstanceRecord]
-) -> dict[str, ServedModel]:
-    by_name: dict[tuple[str, str | None], dict[int, InstanceRecord]] = {}
-    for slot, instance in instances.items():
-        for name in instance.models:
-            by_name.setdefault((name, None), {})[slot] = instance
-        for adapter in instance.adapters or ():
-            by_name.setdefault((adapter, adapter), {})[slot] = instance
-    models = {}
-    for (name, of_adapter), members in by_name.items():
-        limits = [m.max_model_len_tokens for m in members.values() if m.max_model_len_tokens]
-        roster = Roster.of(members)
-        models[name] = ServedModel(
-            name=name,
-            fleet=record,
-            adapter=of_adapter,
-            max_model_len_tokens=min(limits, default=None),
-            model_root=roster.instances[0].model_root,
-            roster=roster,
-        )
-    return models
-
-
-def _fleet_view(fleet: _Fleet) -> dict[str, Any]:
-    counters = fleet.counters
-    instances = []
-    for slot, record in sorted(fleet.instances.items()):
-        view: dict[str, Any] = {
-            "instance_id": record.instance_id,
-            "slot": slot,
-            "url": record.url,
-            "models": record.models,
-            "adapters": record.adapters or [],
-            "block_size_tokens": record.block_size_tokens,
-            "capacity_blocks": record.capacity_blocks,
-            "max_model_len_tokens": record.max_model_len_tokens,
-            "data_parallel_rank": record.data_parallel_rank,
-            "engine_version": record.engine_version,
-        }
-        if slot < len(counters.slots):
-            view |= slot_view(counters.slots[slot], counters.now_s)
-        instances.append(view)
-    return {
-        "fleet_id": fleet.record.fleet_id,
-        "model_scope": fleet.record.model_scope,
-        "block_size_tokens": fleet.record.block_size_tokens,
-        "partitions": fleet.record.partitions,
-        "bucket_bits": fleet.record.bucket_bits,
-        "epoch": f"{fleet.record.epoch:016x}",
-        "membership": fleet.membership,
-        "instances": instances,
-    }
 
 
 def _no_depth(fleet: FleetRecord) -> Column:

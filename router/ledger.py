@@ -10,25 +10,25 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from indexer.contract import functions
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
 from indexer.contract.limits import CANDIDATES_PER_RESERVE_MAX, ROUTER_LEASE_RENEW_S
+from indexer.contract.link import Link
+from indexer.contract.milestones import Milestones
 from router import telemetry
 from router.book import Book, Phase, new_router_id
+from router.candidates import candidates, in_flight, with_counters
 from router.decide import decide, lottery, rank
 from router.eligibility import take
 from router.errors import IndexUnavailable, NoEligibleInstance
 from router.policies.base import Policy
 from router.policies.lmetric import LMetric
-from router.redis_link import RedisLink
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 
 log = structlog.get_logger()
@@ -59,7 +59,7 @@ class Ledger:
         deadline_s: for one reservation, and for one send of notes.
     """
 
-    def __init__(self, link: RedisLink, *, deadline_s: float) -> None:
+    def __init__(self, link: Link, *, deadline_s: float) -> None:
         self._link = link
         self._deadline_s = deadline_s
         self._books: dict[FleetId, Book] = {}
@@ -70,9 +70,19 @@ class Ledger:
     # -- one request ------------------------------------------------------------------------------
 
     async def reserve(
-        self, policy: Policy, request: RequestView, snapshot: FleetSnapshot
+        self,
+        policy: Policy,
+        request: RequestView,
+        snapshot: FleetSnapshot,
+        milestones: Milestones | None = None,
     ) -> tuple[Decision, Booking]:
         """Choose an instance by the counters of this moment and book the request on it.
+
+        Args:
+            policy: scores the instances.
+            request: what is known of the request.
+            snapshot: what is known of the fleet.
+            milestones: of its prompt, for siblings in flight; None: they are not counted.
 
         Raises:
             NoEligibleInstance: every candidate has gone meanwhile; a new look may find others.
@@ -83,7 +93,14 @@ class Ledger:
             raise NoEligibleInstance("The fleet was founded anew meanwhile. Try again.")
         try:
             async with asyncio.timeout(self._deadline_s), book.reserving():
-                decision = await self._reserve(book, sequence, policy, request, snapshot)
+                decision = await self._reserve(
+                    book,
+                    sequence,
+                    policy=policy,
+                    request=request,
+                    snapshot=snapshot,
+                    milestones=milestones,
+                )
         except REDIS_WEATHER as error:
             telemetry.RESERVATIONS.labels(status="unavailable").inc()
             log.warning("reservation_failed", error=repr(error))
@@ -111,14 +128,17 @@ class Ledger:
         self,
         book: Book,
         sequence: int,
+        *,
         policy: Policy,
         request: RequestView,
         snapshot: FleetSnapshot,
+        milestones: Milestones | None,
     ) -> Decision:
         """Ask Redis until it has booked.
 
         For the product score the function itself takes the minimum. Any other policy names its
-        choice and scores again when the choice's counters have moved, a bounded number of times.
+        choice and scores again when the choice's counters have moved, or anybody's new prefill
+        tokens because of a sibling, a bounded number of times.
         """
         product = isinstance(policy, LMetric)
         rescores = 0
@@ -134,13 +154,14 @@ class Ledger:
                 book.fleet.fleet_id,
                 book.router_id,
                 sequence,
-                _candidates(snapshot, places),
+                candidates(snapshot, places),
                 choice=-1 if product else 0,
                 expected_batch_size=int(snapshot.batch_size[places[0]]) if checked else -1,
+                in_flight=in_flight(snapshot, places, milestones, checked=checked),
             )
             status, index, states = await functions.run(self._link, call)
             telemetry.RESERVATIONS.labels(status=status.decode()).inc()
-            snapshot = _with_counters(snapshot, places, states)
+            snapshot = with_counters(snapshot, places, states)
             match status:
                 case b"ok":
                     place = int(places[index])
@@ -223,7 +244,7 @@ class Ledger:
             for book, kind, sequence in batch
         ]
         async with asyncio.timeout(self._deadline_s):
-            replies = await functions.run_all(self._link.execute, self._link, calls)
+            replies = await functions.run_all(self._link, calls)
         # Notes leave the queue only now: a failed batch is sent again, and each may be taken twice.
         for (book, kind, _), reply in zip(batch, replies, strict=True):
             self._notes.popleft()
@@ -317,23 +338,3 @@ class Ledger:
     def _take_sequence(self) -> int:
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
         return sequence
-
-
-def _candidates(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
-    candidates = np.empty(len(places), functions.CANDIDATE)
-    candidates["slot"] = snapshot.slot[places]
-    candidates["generation"] = snapshot.generation[places]
-    candidates["new_prefill_tokens"] = snapshot.new_prefill_tokens[places]
-    return candidates
-
-
-def _with_counters(
-    snapshot: FleetSnapshot, places: npt.NDArray[np.intp], states: bytes
-) -> FleetSnapshot:
-    """The snapshot with the counters that the reservation saw."""
-    if not states:
-        return snapshot
-    seen = np.frombuffer(states, functions.CANDIDATE_STATE)
-    queued, batch = snapshot.queued_prefill_tokens.copy(), snapshot.batch_size.copy()
-    queued[places], batch[places] = seen["queued_prefill_tokens"], seen["batch_size"]
-    return replace(snapshot, queued_prefill_tokens=queued, batch_size=batch)

@@ -82,6 +82,8 @@ def parse(
         stream=bool(checked.stream),
         prompt=prompt,
         prompts_count=1 if isinstance(prompt, ChatPrompt) else len(_parts(prompt)),
+        choices_count=checked.n or 1,
+        reads_prefixes=not checked.wants_prompt_logprobs(),
         turn=_turn(prompt),
         cache_salt=checked.cache_salt,
         output_tokens_max=checked.max_completion_tokens or checked.max_tokens,
@@ -162,7 +164,16 @@ class _Common(BaseModel):
     seed: int | None = None
     stream_options: dict[str, Any] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    prompt_logprobs: Any = None  # this and the next: only whether they are there matters here
+    echo: Any = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether vLLM computes log probabilities of the prompt: asked for, or echoed."""
+        return self.prompt_logprobs is not None or (bool(self.echo) and self._echoes_logprobs())
+
+    def _echoes_logprobs(self) -> bool:
+        raise NotImplementedError
 
 
 class _ChatBody(_Common):
@@ -177,10 +188,18 @@ class _ChatBody(_Common):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    top_logprobs: Any = 0
+
+    def _echoes_logprobs(self) -> bool:
+        return self.top_logprobs is not None
 
 
 class _CompletionBody(_Common):
     add_special_tokens: bool = True
+    logprobs: Any = None
+
+    def _echoes_logprobs(self) -> bool:
+        return self.logprobs is not None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

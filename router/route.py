@@ -12,10 +12,11 @@ from indexer.contract import block_hash
 from indexer.contract.block_hash import TOKEN_BYTES
 from indexer.contract.identifiers import InstanceId
 from indexer.contract.limits import BLOCKS_PER_LOOKUP_MAX
+from indexer.contract.milestones import Milestones
 from router import headers as names
 from router import telemetry
 from router.admission import Admission, Ticket
-from router.api_call import ApiCall, ChatPrompt, TokenPrompt
+from router.api_call import ApiCall
 from router.decide import decide
 from router.eligibility import Sighting, eligible_snapshot, without
 from router.errors import (
@@ -29,20 +30,19 @@ from router.errors import (
     TokensUnknown,
     UpstreamFailed,
 )
-from router.index_client import INDEX_SILENCE_MAX_S, IndexClient, ServedModel
+from router.index_client import INDEX_SILENCE_MAX_S, IndexClient
 from router.ledger import Ledger
 from router.policies.base import Policy
+from router.predictions import Predictions
+from router.prompt_limits import refuse_huge, refuse_too_long
+from router.served import ServedModel
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 from router.telemetry import RequestRecord
-from router.tokenize import TEXT_BYTES_PER_TOKEN_MAX, EncodedPrompt, Tokenizer, estimate
+from router.tokenize import EncodedPrompt, Tokenizer, estimate
 from router.upstream import Answer, Upstream
 
 RETRIED_STATUSES: Final = frozenset({502, 503, 504})
 """An instance that says this has not begun: another one may be able to."""
-
-
-TEXT_BYTES_ALWAYS_TAKEN: Final = 1 << 20
-"""Bodies up to here are tokenized and counted; beside the prompt they may hold images and tools."""
 
 
 class Exchange(Protocol):
@@ -86,6 +86,7 @@ class Question:
     policy: Policy
     served: ServedModel
     hashes: bytes
+    milestones: Milestones | None
     view: RequestView
     snapshot: FleetSnapshot
 
@@ -99,10 +100,12 @@ class Router:
         index: models and snapshots.
         ledger: reservations.
         upstream: to the instances.
+        predictions: compares them with what engines report.
         policies: all that can be asked for, by name.
         default_policy: for requests that ask for none.
         allow_policy_override: whether a request may ask for one.
         retries_max: further instances asked before the first byte.
+        in_flight_credit: count what requests in prefill are about to compute.
     """
 
     def __init__(
@@ -113,10 +116,12 @@ class Router:
         index: IndexClient,
         ledger: Ledger,
         upstream: Upstream,
+        predictions: Predictions,
         policies: Mapping[str, Policy],
         default_policy: str,
         allow_policy_override: bool,
         retries_max: int,
+        in_flight_credit: bool = True,
     ) -> None:
         assert default_policy in policies, default_policy
         self._admission = admission
@@ -124,10 +129,12 @@ class Router:
         self._index = index
         self._ledger = ledger
         self._upstream = upstream
+        self._predictions = predictions
         self._policies = policies
         self._default_policy = default_policy
         self._allow_policy_override = allow_policy_override
         self._retries_max = retries_max
+        self._in_flight_credit = in_flight_credit
         self._sequence = itertools.count()
 
     async def route(self, exchange: Exchange, record: RequestRecord) -> None:
@@ -175,12 +182,13 @@ class Router:
         served = await self._served(call.model)
         record.fleet = served.fleet.model_scope
 
-        _refuse_huge(served, call)
+        refuse_huge(served, call)
         prompt = await self._tokens(served, call, record)  # 2 text -> token ids
         record.prompt_tokens = prompt.prompt_tokens
-        _refuse_too_long(prompt, served, call)
+        refuse_too_long(prompt, served, call)
         hashes = _hashes(prompt, served, call)  # 3 token ids -> block hashes
-        sighting = await self._look(served, hashes, record)  # 4 one lookup, one read
+        milestones = self._milestones(served, hashes, prompt)
+        sighting = await self._look(served, hashes, milestones, record)  # 4 one lookup, one read
         snapshot = eligible_snapshot(sighting, prompt.prompt_tokens)  # 5 alive, awake, staying
         view = RequestView(
             request_id=call.request_id,
@@ -190,7 +198,13 @@ class Router:
             turn=call.turn,
         )
         return Question(
-            call=call, policy=policy, served=served, hashes=hashes, view=view, snapshot=snapshot
+            call=call,
+            policy=policy,
+            served=served,
+            hashes=hashes,
+            milestones=milestones,
+            view=view,
+            snapshot=snapshot,
         )
 
     async def _served(self, model: str) -> ServedModel:
@@ -215,9 +229,26 @@ class Router:
             _degrade(record, error.cause)
             return estimate(call, served.max_model_len_tokens)
 
-    async def _look(self, served: ServedModel, hashes: bytes, record: RequestRecord) -> Sighting:
+    def _milestones(
+        self, served: ServedModel, hashes: bytes, prompt: EncodedPrompt
+    ) -> Milestones | None:
+        if not self._in_flight_credit:
+            return None
+        return Milestones.of(
+            hashes,
+            prompt_tokens=prompt.prompt_tokens,
+            block_size_tokens=served.fleet.block_size_tokens,
+        )
+
+    async def _look(
+        self,
+        served: ServedModel,
+        hashes: bytes,
+        milestones: Milestones | None,
+        record: RequestRecord,
+    ) -> Sighting:
         try:
-            return await self._index.look(served, hashes)
+            return await self._index.look(served, hashes, milestones)
         except IndexUnavailable:  # the last known fleet will do, if there is one
             sighting = self._index.last_sighting(served)
             _degrade(record, DegradedCause.INDEX_UNAVAILABLE)
@@ -235,11 +266,15 @@ class Router:
             if snapshot.degraded:
                 break
             try:
-                return await self._ledger.reserve(question.policy, question.view, snapshot)
+                return await self._ledger.reserve(
+                    question.policy, question.view, snapshot, question.milestones
+                )
             except NoEligibleInstance:  # whoever was seen has gone; others may have come
                 if not look_again:
                     raise
-                sighting = await self._look(question.served, question.hashes, record)
+                sighting = await self._look(
+                    question.served, question.hashes, question.milestones, record
+                )
                 snapshot = eligible_snapshot(sighting, question.view.prompt_tokens)
                 snapshot = without(snapshot, failed)
             except IndexUnavailable:  # Redis learns of it later
@@ -251,14 +286,16 @@ class Router:
         self, question: Question, exchange: Exchange, record: RequestRecord
     ) -> None:
         """Steps 6 to 9, on another instance as long as nothing has reached the client."""
-        call, snapshot = question.call, question.snapshot
+        snapshot = question.snapshot
         failed: set[InstanceId] = set()
         for retries_left in range(self._retries_max, -1, -1):
             last = retries_left == 0 or len(snapshot.instances) == 1
             decision, booking = await self._reserve(question, snapshot, failed, record)  # 6, 7
             _note_decision(decision, record)
             try:
-                await self._attempt(call, decision, booking, exchange, record, last=last)  # 8, 9
+                await self._attempt(
+                    question, decision, booking, exchange=exchange, record=record, last=last
+                )  # 8, 9
             except UpstreamFailed as error:
                 if last or not error.retryable:
                     raise
@@ -273,16 +310,16 @@ class Router:
 
     async def _attempt(
         self,
-        call: ApiCall,
+        question: Question,
         decision: Decision,
         booking: Booking,
+        *,
         exchange: Exchange,
         record: RequestRecord,
-        *,
         last: bool,
     ) -> None:
         """Steps 8 and 9 on one instance."""
-        async with self._upstream.open(decision.instance, call) as answer:
+        async with self._upstream.open(decision.instance, question.call) as answer:
             if answer.status in RETRIED_STATUSES and not last:
                 raise UpstreamFailed(
                     decision.instance.instance_id,
@@ -301,6 +338,7 @@ class Router:
             finally:
                 record.output_bytes = answer.output_bytes
                 record.cached_tokens = answer.cached_tokens()
+                self._predictions.settle(question.call, decision, question.hashes, record)
                 if answer.first_out_s is not None:
                     record.first_byte_added_s = answer.first_out_s - answer.first_byte_s
                     record.ttft_s = answer.first_out_s - record.accepted_s
@@ -324,34 +362,8 @@ class Router:
         return self._policies[name]
 
 
-def _refuse_huge(served: ServedModel, call: ApiCall) -> None:
-    """Before a text occupies a thread for longer than anybody waits."""
-    limit = served.max_model_len_tokens
-    if limit is None or isinstance(call.prompt, TokenPrompt) or call.truncate_prompt_tokens:
-        return
-    bytes_max = limit * TEXT_BYTES_PER_TOKEN_MAX * call.prompts_count
-    if len(call.body) > max(bytes_max, TEXT_BYTES_ALWAYS_TAKEN):
-        raise RequestInvalid(
-            f"The request has {len(call.body)} bytes, which cannot be the {limit} tokens that "
-            f"`{served.name}` takes at most. Shorten the prompt.",
-            param="messages" if isinstance(call.prompt, ChatPrompt) else "prompt",
-            reason=DropReason.PROMPT_TOO_LONG,
-        )
-
-
-def _refuse_too_long(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> None:
-    limit = served.max_model_len_tokens
-    if limit is not None and prompt.longest_tokens + 1 > limit:
-        raise RequestInvalid(
-            f"The prompt has {prompt.longest_tokens} tokens, and `{served.name}` takes at most "
-            f"{limit} with at least one of them for the answer. Shorten the prompt.",
-            param="messages" if isinstance(call.prompt, ChatPrompt) else "prompt",
-            reason=DropReason.PROMPT_TOO_LONG,
-        )
-
-
 def _hashes(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> bytes:
-    if not prompt.packed:
+    if not prompt.packed or not call.reads_prefixes:
         return b""
     fleet = served.fleet
     root = block_hash.root(
@@ -367,6 +379,7 @@ def _hashes(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> bytes:
 def _note_decision(decision: Decision, record: RequestRecord) -> None:
     record.instance_id = decision.instance.instance_id
     record.hit_tokens = decision.hit_tokens
+    record.in_flight_tokens = decision.in_flight_tokens
     record.new_prefill_tokens = decision.new_prefill_tokens
     record.queued_prefill_tokens = decision.queued_prefill_tokens
     record.batch_size = decision.batch_size

@@ -33,8 +33,11 @@ class FleetSnapshot:
         identity: uint64 digest of each instance id, for tie-breaks.
         slot: slot index of each instance.
         generation: incarnation of that slot.
-        hit_tokens: leading prompt tokens resident on the instance, as the engine would reuse them:
-            min(hit depth, prompt_tokens - 1) floored to the engine's own block; 0 when degraded.
+        block_size_tokens: the engine's own block.
+        hit_tokens: leading prompt tokens that the engine will reuse: resident there, or about to be
+            computed by a request in flight; min(hit depth, prompt_tokens - 1) floored to the
+            engine's own block; 0 when degraded.
+        in_flight_tokens: those of hit_tokens that only a request in flight accounts for.
         new_prefill_tokens: prompt_tokens - hit_tokens; at least 1.
         queued_prefill_tokens: new prefill tokens reserved on the instance and not yet computed.
         batch_size: requests the instance is responsible for: reserved plus foreign.
@@ -42,6 +45,7 @@ class FleetSnapshot:
         waiting_count: requests queued in the engine as it last reported; same staleness.
         kv_usage_ratio: 0..1, same staleness.
         counters_age_s: seconds since the engine's report; infinite when there was none.
+        looked_s: time of Redis when the index was asked.
         taken_s: wall clock of the router when the counters were asked for.
         degraded: the index did not answer: instances and counters are the last known, hits are 0.
     """
@@ -51,7 +55,9 @@ class FleetSnapshot:
     identity: npt.NDArray[np.uint64]
     slot: Column
     generation: Column
+    block_size_tokens: Column
     hit_tokens: Column
+    in_flight_tokens: Column
     new_prefill_tokens: Column
     queued_prefill_tokens: Column
     batch_size: Column
@@ -59,6 +65,7 @@ class FleetSnapshot:
     waiting_count: Column
     kv_usage_ratio: npt.NDArray[np.float64]
     counters_age_s: npt.NDArray[np.float64]
+    looked_s: float
     taken_s: float
     degraded: bool = False
 
@@ -73,6 +80,7 @@ class Candidate:
 
     instance_id: InstanceId
     hit_tokens: int
+    in_flight_tokens: int
     new_prefill_tokens: int
     queued_prefill_tokens: int
     batch_size: int
@@ -123,6 +131,11 @@ class Decision:
         return int(self.snapshot.hit_tokens[self.index])
 
     @property
+    def in_flight_tokens(self) -> int:
+        """Those of its hit tokens that only a request in flight accounts for."""
+        return int(self.snapshot.in_flight_tokens[self.index])
+
+    @property
     def new_prefill_tokens(self) -> int:
         """Predicted for it."""
         return int(self.snapshot.new_prefill_tokens[self.index])
@@ -163,6 +176,7 @@ class Decision:
         return Candidate(
             instance_id=seen.instances[index].instance_id,
             hit_tokens=int(seen.hit_tokens[index]),
+            in_flight_tokens=int(seen.in_flight_tokens[index]),
             new_prefill_tokens=int(seen.new_prefill_tokens[index]),
             queued_prefill_tokens=int(seen.queued_prefill_tokens[index]),
             batch_size=int(seen.batch_size[index]),

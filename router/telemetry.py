@@ -1,4 +1,8 @@
-"""Metrics and the canonical log line. Labels are bounded: no request, instance or session ids."""
+"""Metrics and the canonical log line.
+
+Labels are bounded: no request or session ids, and of an instance's id the part that a restart
+keeps, removed when it has left.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Final
@@ -63,13 +67,44 @@ PROMPT_TOKENS: Final = Counter(
 HIT_TOKENS_PREDICTED: Final = Counter(
     "timestable_router_hit_tokens_predicted", "Hit tokens at the decision.", ["fleet"]
 )
-CACHED_TOKENS_ACTUAL: Final = Counter(
-    "timestable_router_cached_tokens_actual", "Cached tokens that engines reported.", ["fleet"]
-)
 PREDICTIONS: Final = Counter(
     "timestable_router_predictions",
     "Hit tokens at the decision against cached tokens reported: exact, over, under.",
-    ["fleet", "result"],
+    ["fleet", "instance", "result"],
+)
+COMPARED_PROMPT_TOKENS: Final = Counter(
+    "timestable_router_compared_prompt_tokens", "Of requests compared.", ["fleet", "instance"]
+)
+COMPARED_PREDICTED_TOKENS: Final = Counter(
+    "timestable_router_compared_hit_tokens_predicted",
+    "Hit tokens at the decision, of requests compared.",
+    ["fleet", "instance"],
+)
+CACHED_TOKENS_ACTUAL: Final = Counter(
+    "timestable_router_cached_tokens_actual",
+    "Cached tokens that engines reported, of requests compared.",
+    ["fleet", "instance"],
+)
+EXACT_RATIO: Final = Gauge(
+    "timestable_router_exact_prediction_ratio",
+    "Requests predicted to the token / requests compared, 0..1, of the last 10 minutes.",
+    ["fleet"],
+)
+COMPLETENESS: Final = Gauge(
+    "timestable_router_instance_completeness_ratio",
+    "Share of what an engine holds that its sidecar knows of, 0..1, as it says itself.",
+    ["fleet", "instance"],
+)
+BY_INSTANCE: Final = (
+    *(COMPARED_PROMPT_TOKENS, COMPARED_PREDICTED_TOKENS, CACHED_TOKENS_ACTUAL, COMPLETENESS),
+)
+"""Besides PREDICTIONS: series that go when their instance goes."""
+
+NOTICES: Final = Counter(
+    "timestable_router_notices",
+    "Differences for sidecars: told, gone (another instance by now), too_many, too_long, "
+    "queue_full, failed.",
+    ["result"],
 )
 DEGRADED: Final = Counter(
     "timestable_router_degraded", "Decisions made without prefix hits or fresh counters.", ["cause"]
@@ -125,6 +160,7 @@ class RequestRecord:
     prompts_count: int | None = None
     prompt_tokens: int | None = None
     hit_tokens: int | None = None
+    in_flight_tokens: int | None = None
     new_prefill_tokens: int | None = None
     queued_prefill_tokens: int | None = None
     batch_size: int | None = None
@@ -139,6 +175,7 @@ class RequestRecord:
     ttft_s: float | None = None
     e2e_s: float | None = None
     cached_tokens: int | None = None
+    prediction: str | None = None
     output_bytes: int = 0
     outcome: str = "internal_error"
 
@@ -146,6 +183,11 @@ class RequestRecord:
 _LOGGED: Final = tuple(
     field.name for field in fields(RequestRecord) if field.name not in {"accepted_s", "received_s"}
 )
+
+
+def instance_label(instance_id: str) -> str:
+    """The part of an instance id that a restart keeps: host:port/rank."""
+    return instance_id.partition("#")[0]
 
 
 def record(ended: RequestRecord) -> None:
@@ -177,12 +219,3 @@ def _count(ended: RequestRecord) -> None:
         return
     PROMPT_TOKENS.labels(ended.fleet).inc(ended.prompt_tokens or 0)
     HIT_TOKENS_PREDICTED.labels(ended.fleet).inc(ended.hit_tokens)
-    if ended.cached_tokens is not None and ended.prompts_count == 1:
-        CACHED_TOKENS_ACTUAL.labels(ended.fleet).inc(ended.cached_tokens)
-        PREDICTIONS.labels(ended.fleet, _verdict(ended.hit_tokens, ended.cached_tokens)).inc()
-
-
-def _verdict(predicted_tokens: int, actual_tokens: int) -> str:
-    if predicted_tokens == actual_tokens:
-        return "exact"
-    return "over" if predicted_tokens > actual_tokens else "under"

@@ -185,7 +185,7 @@ async def edge(
             )
             join = functions.join(fleet.fleet_id, one.encode())
             slot, generation = await functions.run(redis_client, join)
-            opened = functions.open_slot(fleet.fleet_id, slot, generation)
+            opened = functions.open_slot(fleet, slot, generation)
             await functions.run(redis_client, opened)
         await redis_client.sadd(keys.directory(), fleet.fleet_id)
         values = {

@@ -29,6 +29,8 @@ class ServedRequest:
         prompt: token ids.
         predicted_tokens: hit tokens of the decision.
         actual_tokens: cached tokens of the engine's usage.
+        in_flight_tokens: those predicted only for a request in flight that was about to compute
+            them.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class ServedRequest:
     prompt: Sequence[int]
     predicted_tokens: int
     actual_tokens: int
+    in_flight_tokens: int = 0
 
 
 class Verdict(Enum):
@@ -61,7 +64,7 @@ class Journal:
 
     @classmethod
     def parse(cls, lines: Iterable[str]) -> Self:
-        """Read journals: the JSON lines that `indexer.journal` writes.
+        """Read journals: the JSON lines that `indexer.publishing.journal` writes.
 
         Raises:
             ValueError: a line is not JSON, or a hash is not hexadecimal.
@@ -86,7 +89,8 @@ def judge(
 
     More hits than predicted are explained when every block beyond the prediction was published
     after the decision and stored before the first token. Fewer are explained when one of the
-    missing blocks was taken back in that window: a hole ends the hit.
+    missing blocks was taken back in that window: a hole ends the hit; or when the index promised
+    no more and the request in flight that did came to the engine later.
 
     Args:
         request: the request.
@@ -113,6 +117,8 @@ def judge(
         explained = len(beyond) == actual - predicted and all(
             changed(journal.added, block) for block in beyond
         )
+    elif 0 < request.predicted_tokens - request.actual_tokens <= request.in_flight_tokens:
+        explained = True
     else:
         explained = any(changed(journal.removed, block) for block in chain[actual:predicted])
     return Verdict.EXPLAINED if explained else Verdict.UNEXPLAINED

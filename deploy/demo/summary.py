@@ -78,6 +78,7 @@ def served(record: RequestRecord, prompt: Sequence[int]) -> ServedRequest | None
         prompt=prompt,
         predicted_tokens=int(_number(decision, "hit_tokens")),
         actual_tokens=record.cached_tokens,
+        in_flight_tokens=int(_number(decision, "in_flight_tokens")),
     )
 
 

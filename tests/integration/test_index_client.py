@@ -1,6 +1,5 @@
 """Fleets and snapshots read from a real server."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from builders import make_instance
 from fleets import chain, found_fleet, report, store, until
 
 from indexer.contract import functions
+from indexer.contract.link import connected
 from router.eligibility import eligible_snapshot
 from router.errors import IndexUnavailable, NoEligibleInstance
 from router.index_client import IndexClient
-from router.redis_link import RedisLink
 
 pytestmark = pytest.mark.integration
 
@@ -24,11 +23,8 @@ DEADLINE_S = 0.25
 @contextlib.asynccontextmanager
 async def index_client(socket: Path) -> AsyncIterator[IndexClient]:
     """An index client over a running link."""
-    link = RedisLink(f"unix://{socket}")
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(link.run())
+    async with connected(f"unix://{socket}") as link:
         yield IndexClient(link, deadline_s=DEADLINE_S)
-        running.cancel()
 
 
 async def test_a_snapshot_shows_hits_and_counters(redis_client, redis_socket) -> None:

@@ -3,73 +3,21 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import redis.asyncio
 from builders import make_request
+from decision_core import PROMPT, Router, running
 from fleets import chain, found_fleet, reserved, store, until
 
 from indexer.contract import functions, keys
+from indexer.contract.link import connected
 from indexer.contract.records import FleetRecord
 from router.eligibility import eligible_snapshot
-from router.errors import IndexUnavailable, NoEligibleInstance
-from router.index_client import IndexClient
-from router.ledger import Ledger
+from router.errors import NoEligibleInstance
 from router.policies import POLICIES
-from router.redis_link import RedisLink
-from router.snapshot import Booking, Decision
 
 pytestmark = pytest.mark.integration
-
-PROMPT = list(range(100))
-DEADLINE_S = 0.25
-
-
-class Router:
-    """The decision core of one router, without HTTP."""
-
-    def __init__(self, socket: Path) -> None:
-        self.link = RedisLink(f"unix://{socket}")
-        self.index = IndexClient(self.link, deadline_s=DEADLINE_S)
-        self.ledger = Ledger(self.link, deadline_s=DEADLINE_S)
-        self.count = 0
-
-    async def decide(
-        self, policy: str = "lmetric", request_id: str = ""
-    ) -> tuple[Decision, Booking]:
-        """Decide and book one request for PROMPT."""
-        served = await self.index.find("m")
-        assert served is not None
-        hashes = b"".join(chain(served.fleet, PROMPT))
-        try:
-            sighting = await self.index.look(served, hashes)
-        except IndexUnavailable:
-            sighting = self.index.last_sighting(served)
-        snapshot = eligible_snapshot(sighting, len(PROMPT))
-        self.count += 1
-        request = make_request(
-            len(PROMPT), request_id=request_id or f"{id(self)}-{self.count}", sequence=self.count
-        )
-        if snapshot.degraded:
-            return self.ledger.reserve_alone(POLICIES[policy], request, snapshot)
-        return await self.ledger.reserve(POLICIES[policy], request, snapshot)
-
-
-@contextlib.asynccontextmanager
-async def running(socket: Path) -> AsyncIterator[Router]:
-    """A router whose tasks run; the ledger ends before the link does."""
-    router = Router(socket)
-    async with asyncio.TaskGroup() as tasks:
-        link = tasks.create_task(router.link.run())
-        ledger = tasks.create_task(router.ledger.run())
-        try:
-            yield router
-        finally:
-            ledger.cancel()
-            await asyncio.wait([ledger])
-            link.cancel()
 
 
 @pytest.fixture
@@ -112,7 +60,8 @@ async def test_routers_that_decide_at_once_do_not_herd(redis_client, redis_socke
     """200 equal requests through 4 routers land as evenly as one router would place them."""
     await found_fleet(redis_client, names=[f"i{n}" for n in range(8)])
     async with contextlib.AsyncExitStack() as stack:
-        routers = [await stack.enter_async_context(running(redis_socket)) for _ in range(4)]
+        contexts = [running(redis_socket, deadline_s=5.0) for _ in range(4)]
+        routers = [await stack.enter_async_context(context) for context in contexts]
         for router in routers:
             await router.index.refresh()
         decisions = await asyncio.gather(*(routers[n % 4].decide() for n in range(200)))
@@ -221,11 +170,8 @@ async def test_a_router_that_ends_gives_everything_back(redis_client, redis_sock
 
 async def test_a_killed_router_is_reaped_by_another(redis_client, redis_socket, fleet) -> None:
     """Its reservations end with its lease."""
-    killed = Router(redis_socket)
-    link = asyncio.ensure_future(killed.link.run())
-    await killed.decide()
-    link.cancel()
-    await asyncio.wait([link])
+    async with connected(f"unix://{redis_socket}") as link:
+        await Router(link).decide()  # its ledger's task, which would give it back, never runs
     routers = keys.routers(fleet.fleet_id)
     ((router_id, _),) = await redis_client.zrange(routers, 0, -1, withscores=True)
     await redis_client.zadd(routers, {router_id: 1.0})  # its lease ended long ago

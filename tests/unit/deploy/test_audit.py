@@ -1,6 +1,7 @@
 """The audit of predictions reports what no block event explains."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,19 @@ def line(
             "removed": [CHAIN[number].hex() for number in removed],
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("actual_blocks", "expected"), [(1, Verdict.EXPLAINED), (0, Verdict.UNEXPLAINED)]
+)
+def test_a_request_in_flight_that_came_later_explains_its_own_blocks_only(
+    actual_blocks: int, expected: Verdict
+) -> None:
+    """What the index promised is not excused by it."""
+    request = replace(
+        make_request(predicted_blocks=3, actual_blocks=actual_blocks), in_flight_tokens=2 * BLOCK
+    )
+    assert judge(request, Journal.parse([]), root=ROOT, block_size_tokens=BLOCK) is expected
 
 
 @pytest.mark.parametrize(

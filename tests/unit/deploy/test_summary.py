@@ -22,7 +22,7 @@ RECORD = RequestRecord(
     output_tokens=3,
     cached_tokens=48,
     instance="a",
-    decision={"instance": "a", "hit_tokens": 32, "decided_s": 5001.01},
+    decision={"instance": "a", "hit_tokens": 32, "in_flight_tokens": 0, "decided_s": 5001.01},
 )
 FAILED = replace(RECORD, error="http 503: no instance", status=503)
 AUDIT = Audit(requests=1, exact=0, unexplained=())

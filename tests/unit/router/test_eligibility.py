@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
+from indexer.contract.reservations import SIBLING
 from router.eligibility import Roster, Sighting, eligible_snapshot, without
 from router.errors import NoEligibleInstance
 from router.snapshot import FleetSnapshot
@@ -141,11 +142,35 @@ def test_batch_size_is_reserved_plus_foreign() -> None:
     assert fleet.counters_age_s.tolist() == [0.5, np.inf]
 
 
+def test_siblings_count_as_far_as_the_engine_will_reuse_them() -> None:
+    """On their slot and generation, to whole blocks of the engine, beyond what is resident."""
+    records = {
+        0: make_instance("a"),
+        1: make_instance("b", block_size_tokens=64),
+        2: make_instance("c"),
+        3: make_instance("d"),
+    }
+    slots = np.zeros(4, COUNTERS_RECORD)
+    slots["generation"], slots["flags"], slots["lease_until_s"] = 1, SlotFlag.USED, NOW_S + 1
+    sighting = Sighting(
+        fleet=make_fleet_record(),
+        roster=Roster.of(records),
+        counters=FleetCounters(now_s=NOW_S, membership=1, epoch=7, slots=slots),
+        depth_blocks=np.array([2, 0, 20, 0], np.int64),
+        siblings=np.array([(0, 1, 320), (1, 1, 320), (2, 1, 256), (3, 2, 320)], SIBLING),
+        taken_s=0.0,
+    )
+    snapshot = eligible_snapshot(sighting, 320)
+    assert snapshot.hit_tokens.tolist() == [304, 256, 304, 0]
+    assert snapshot.in_flight_tokens.tolist() == [272, 256, 0, 0]
+    assert snapshot.new_prefill_tokens.tolist() == [16, 64, 16, 320]
+
+
 def test_an_instance_beyond_the_counters_is_not_there_yet() -> None:
     """Records and counters are read one after the other; the later one may know more."""
     roster = Roster.of({0: make_instance("a"), 9: make_instance("b")})
     slots = np.zeros(1, COUNTERS_RECORD)
-    slots[0] = (1, 1, *[0] * 7, [0] * 3, NOW_S + 1, 0.0)
+    slots[0] = (1, 1, *[0] * 10, NOW_S + 1, 0.0)
     sighting = Sighting(
         fleet=make_fleet_record(),
         roster=roster,

@@ -28,6 +28,25 @@ def refusal(body: Any) -> tuple[str | None, str]:
     return caught.value.param, str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"prompt": "x"}, True),
+        ({"prompt": "x", "prompt_logprobs": None, "logprobs": 3}, True),
+        ({"prompt": "x", "prompt_logprobs": 0}, False),
+        ({"prompt": "x", "echo": True}, True),
+        ({"prompt": "x", "echo": True, "logprobs": 1}, False),
+        ({"messages": [MESSAGE], "prompt_logprobs": 1}, False),
+        ({"messages": [MESSAGE], "logprobs": True, "top_logprobs": 5}, True),
+        ({"messages": [MESSAGE], "echo": True}, False),
+        ({"messages": [MESSAGE], "echo": True, "top_logprobs": None}, True),
+    ],
+)
+def test_log_probabilities_of_the_prompt_are_noticed(fields: dict[str, Any], reads: bool) -> None:
+    """With them the engine reuses nothing; an echo asks for them where log probabilities are."""
+    assert call({"model": "m", **fields}).reads_prefixes is reads
+
+
 def test_a_chat_keeps_everything_its_template_may_read() -> None:
     """Unknown keys of messages and parts stay; defaults are vLLM's."""
     messages = [

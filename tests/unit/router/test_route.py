@@ -11,6 +11,7 @@ import pytest
 from builders import make_fleet_record, make_instance
 
 from indexer.contract import block_hash
+from indexer.contract.milestones import Milestones
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, InstanceRecord, SlotFlag
 from router.admission import Admission, Ticket
 from router.api_call import ApiCall, Endpoint, TextPrompt, TokenPrompt
@@ -27,9 +28,9 @@ from router.errors import (
     TokensUnknown,
     UpstreamFailed,
 )
-from router.index_client import ServedModel
 from router.policies import POLICIES
 from router.route import Router
+from router.served import ServedModel
 from router.snapshot import Booking, Decision
 from router.telemetry import DEGRADED, RequestRecord
 from router.tokenize import EncodedPrompt
@@ -67,6 +68,7 @@ class FakeParts:
     breaks: Exception | None = None
     names: tuple[str, ...] = ("a", "b", "c")
     adapter: str | None = None
+    block_size_tokens: int = 16
     heard_s: float = 0.0
     token_error: TokensUnknown | None = None
     known: tuple[str, ...] = ("m",)
@@ -75,6 +77,8 @@ class FakeParts:
     ledger_away: bool = False
     gone: int = 0
     lookups: list[bytes] = field(default_factory=list)
+    milestones: list[Milestones | None] = field(default_factory=list)
+    settled: list[tuple[str, bytes, int | None]] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     booked: list[Booking] = field(default_factory=list)
     prefilled_: list[Booking] = field(default_factory=list)
@@ -88,7 +92,7 @@ class FakeParts:
         """Known names."""
         served = ServedModel(
             name="m",
-            fleet=make_fleet_record(),
+            fleet=make_fleet_record(block_size_tokens=self.block_size_tokens),
             adapter=self.adapter,
             max_model_len_tokens=101,
             model_root="m",
@@ -108,7 +112,9 @@ class FakeParts:
         """As given."""
         return self.heard_s
 
-    async def look(self, served: ServedModel, hashes: bytes) -> Sighting:
+    async def look(
+        self, served: ServedModel, hashes: bytes, _: Milestones | None = None
+    ) -> Sighting:
         """All idle, the first with one block; or fail as told."""
         self.lookups.append(hashes)
         if self.redis_away:
@@ -134,10 +140,13 @@ class FakeParts:
 
     # -- Ledger
 
-    async def reserve(self, policy: Any, request: Any, snapshot: Any) -> tuple[Decision, Booking]:
+    async def reserve(
+        self, policy: Any, request: Any, snapshot: Any, milestones: Milestones | None
+    ) -> tuple[Decision, Booking]:
         """The best of the snapshot; or fail as told."""
         if self.ledger_away:
             raise IndexUnavailable("away")
+        self.milestones.append(milestones)
         if self.gone:
             self.gone -= 1
             raise NoEligibleInstance("gone")
@@ -157,6 +166,12 @@ class FakeParts:
     def release(self, booking: Booking) -> None:
         """Note it."""
         self.released.append(booking)
+
+    # -- Predictions
+
+    def settle(self, _: ApiCall, decision: Decision, hashes: bytes, record: RequestRecord) -> None:
+        """Note it."""
+        self.settled.append((decision.instance.instance_id, hashes, record.cached_tokens))
 
     # -- Upstream
 
@@ -235,6 +250,7 @@ class FakeParts:
             "index": parts,
             "ledger": parts,
             "upstream": parts,
+            "predictions": parts,
             "policies": POLICIES,
             "default_policy": "lmetric",
             "allow_policy_override": False,
@@ -260,6 +276,39 @@ async def test_a_request_is_looked_up_sent_and_recorded() -> None:
     shown = (record.outcome, record.status, record.instance_id, record.hit_tokens)
     assert shown == ("completed", 200, "a", 16)
     assert (record.prompt_tokens, record.new_prefill_tokens, record.output_bytes) == (100, 84, 1)
+
+
+async def test_an_answer_is_compared_with_its_prediction() -> None:
+    """With the chain it was predicted from and what the engine reported, also when it broke off."""
+    parts = FakeParts()
+    await parts.routed()
+    assert parts.settled == [("a", parts.lookups[0], None)]
+    broken = FakeParts(breaks=failure("a", before_first_byte=False))
+    await broken.routed()
+    assert len(broken.settled) == 1
+
+
+async def test_log_probabilities_of_the_prompt_hit_nothing() -> None:
+    """The engine computes every token, so nothing is looked up."""
+    parts = FakeParts(call=make_call(reads_prefixes=False))
+    await parts.routed()
+    assert parts.lookups == [b""]
+
+
+@pytest.mark.parametrize(("options", "counted"), [({}, True), ({"in_flight_credit": False}, False)])
+async def test_a_long_prompt_is_known_to_its_siblings(
+    options: dict[str, bool], counted: bool
+) -> None:
+    """By depths of its chain; a short one, or with the option off, by none."""
+    long = TokenPrompt(packed=(block_hash.pack_tokens([1] * 100),))
+    parts = FakeParts(call=make_call(prompt=long), block_size_tokens=4)
+    await parts.routed(**options)
+    assert [m.depths_tokens() if m else None for m in parts.milestones] == [
+        [64, 80, 96, 100] if counted else None
+    ]
+    short = FakeParts()
+    await short.routed(**options)
+    assert short.milestones == [None]
 
 
 async def test_salt_and_adapter_are_in_the_root() -> None:

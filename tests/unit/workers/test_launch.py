@@ -23,6 +23,13 @@ def test_events_and_cached_token_usage_are_on() -> None:
     assert line[-2:] == ["--max-model-len", "4096"]
 
 
+def test_length_of_the_replay_ring() -> None:
+    """The ring is the engine's own unless asked for, then what was asked for."""
+    line = command(VllmConfig(model="m", replay_batches_max=64), [])
+    events = json.loads(line[line.index("--kv-events-config") + 1])
+    assert events["buffer_steps"] == 64
+
+
 @pytest.mark.parametrize("version", ["0.32.0", "0.31.1", "0.32.1.post1"])
 def test_known_releases_pass(version: str) -> None:
     """Patch releases are fine."""

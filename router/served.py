@@ -1,0 +1,140 @@
+"""Fleets as last read from Redis, and the models they serve."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from indexer.contract.limits import INSTANCE_LEASE_TTL_S
+from indexer.contract.records import (
+    FleetCounters,
+    FleetRecord,
+    InstanceRecord,
+    SlotFlag,
+    slot_view,
+)
+from router import telemetry
+from router.eligibility import Roster
+
+log = structlog.get_logger()
+
+EMPTIED_KEPT_S: Final = 2 * INSTANCE_LEASE_TTL_S
+"""How long the last known fleet outlives its disappearance from Redis: sidecars join again within
+seconds of a flush, and engines serve all the while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model name clients may ask for, and the fleet behind it."""
+
+    name: str
+    fleet: FleetRecord
+    adapter: str | None  # the name is a LoRA adapter's
+    max_model_len_tokens: int | None  # least of the instances' limits
+    model_root: str  # where tokenizer and template come from
+    roster: Roster
+
+    @property
+    def instances(self) -> tuple[InstanceRecord, ...]:
+        """Who serves it, alive or not."""
+        return self.roster.instances
+
+
+@dataclass(slots=True)
+class KnownFleet:
+    """One fleet as last read."""
+
+    record: FleetRecord
+    membership: int
+    instances: dict[int, InstanceRecord]
+    models: dict[str, ServedModel]
+    counters: FleetCounters
+    emptied_s: float | None = None  # monotonic time since which Redis has held less than this
+
+    def outlives(self, instances_count: int) -> bool:
+        """Whether it is still to be served from, although Redis holds fewer instances of it."""
+        if instances_count >= len(self.instances):
+            return False
+        self.emptied_s = self.emptied_s or time.monotonic()
+        return time.monotonic() - self.emptied_s < EMPTIED_KEPT_S
+
+    def completeness(self) -> dict[str, float]:
+        """Label of each instance -> completeness of its part of the index, 0..1."""
+        names: dict[str, float] = {}
+        rows = self.counters.slots
+        for slot, record in self.instances.items():
+            name = telemetry.instance_label(record.instance_id)
+            row = rows[slot] if slot < len(rows) else None
+            # A restarted engine's slot lives beside its old one until that is swept.
+            if row is not None and (row["flags"] == SlotFlag.USED or name not in names):
+                names[name] = int(row["completeness_millionths"]) / 1e6
+        return names
+
+    def view(self) -> dict[str, Any]:
+        """With names, for operators."""
+        counters = self.counters
+        instances = []
+        for slot, record in sorted(self.instances.items()):
+            view: dict[str, Any] = {
+                "instance_id": record.instance_id,
+                "slot": slot,
+                "url": record.url,
+                "models": record.models,
+                "adapters": record.adapters or [],
+                "block_size_tokens": record.block_size_tokens,
+                "capacity_blocks": record.capacity_blocks,
+                "max_model_len_tokens": record.max_model_len_tokens,
+                "data_parallel_rank": record.data_parallel_rank,
+                "engine_version": record.engine_version,
+            }
+            if slot < len(counters.slots):
+                view |= slot_view(counters.slots[slot], counters.now_s)
+            instances.append(view)
+        return {
+            "fleet_id": self.record.fleet_id,
+            "model_scope": self.record.model_scope,
+            "block_size_tokens": self.record.block_size_tokens,
+            "partitions": self.record.partitions,
+            "bucket_bits": self.record.bucket_bits,
+            "epoch": f"{self.record.epoch:016x}",
+            "membership": self.membership,
+            "instances": instances,
+        }
+
+
+def decode_instances(raw: dict[bytes, bytes]) -> dict[int, InstanceRecord]:
+    """Slot -> record; those that cannot be read are counted and left out."""
+    instances = {}
+    for slot, packed in raw.items():
+        try:
+            instances[int(slot)] = InstanceRecord.decode(packed)
+        except (TypeError, ValueError) as error:
+            telemetry.INDEX_ERRORS.labels(call="instance_record").inc()
+            log.warning("instance_record_unreadable", slot=int(slot), error=str(error))
+    return instances
+
+
+def served_models(
+    record: FleetRecord, instances: dict[int, InstanceRecord]
+) -> dict[str, ServedModel]:
+    """Every name that the instances answer to: served names, aliases, adapters."""
+    by_name: dict[tuple[str, str | None], dict[int, InstanceRecord]] = {}
+    for slot, instance in instances.items():
+        for name in instance.models:
+            by_name.setdefault((name, None), {})[slot] = instance
+        for adapter in instance.adapters or ():
+            by_name.setdefault((adapter, adapter), {})[slot] = instance
+    models = {}
+    for (name, of_adapter), members in by_name.items():
+        limits = [m.max_model_len_tokens for m in members.values() if m.max_model_len_tokens]
+        roster = Roster.of(members)
+        models[name] = ServedModel(
+            name=name,
+            fleet=record,
+            adapter=of_adapter,
+            max_model_len_tokens=min(limits, default=None),
+            model_root=roster.instances[0].model_root,
+            roster=roster,
+        )
+    return models

@@ -1,0 +1,81 @@
+"""The decision core of one router on a real server, without HTTP."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from builders import make_request
+from fleets import chain
+
+from indexer.contract.link import Link, connected
+from indexer.contract.milestones import Milestones
+from router.eligibility import eligible_snapshot
+from router.errors import IndexUnavailable
+from router.index_client import IndexClient
+from router.ledger import Ledger
+from router.policies import POLICIES
+from router.snapshot import Booking, Decision
+
+PROMPT = list(range(100))
+DEADLINE_S = 0.25
+
+
+class Router:
+    """Looks, decides, books.
+
+    Args:
+        link: to Redis.
+        deadline_s: for each call.
+        in_flight_credit: as of `router.route.Router`.
+    """
+
+    def __init__(
+        self, link: Link, *, deadline_s: float = DEADLINE_S, in_flight_credit: bool = True
+    ) -> None:
+        self.link = link
+        self.index = IndexClient(link, deadline_s=deadline_s)
+        self.ledger = Ledger(link, deadline_s=deadline_s)
+        self.in_flight_credit = in_flight_credit
+        self.count = 0
+
+    async def decide(
+        self, policy: str = "lmetric", request_id: str = "", prompt: Sequence[int] = PROMPT
+    ) -> tuple[Decision, Booking]:
+        """Decide and book one request."""
+        served = await self.index.find("m")
+        assert served is not None
+        block_size_tokens = served.fleet.block_size_tokens
+        hashes = b"".join(chain(served.fleet, prompt))
+        milestones = None
+        if self.in_flight_credit:
+            milestones = Milestones.of(
+                hashes, prompt_tokens=len(prompt), block_size_tokens=block_size_tokens
+            )
+        try:
+            sighting = await self.index.look(served, hashes, milestones)
+        except IndexUnavailable:
+            sighting = self.index.last_sighting(served)
+        snapshot = eligible_snapshot(sighting, len(prompt))
+        self.count += 1
+        request = make_request(
+            len(prompt), request_id=request_id or f"{id(self)}-{self.count}", sequence=self.count
+        )
+        if snapshot.degraded:
+            return self.ledger.reserve_alone(POLICIES[policy], request, snapshot)
+        return await self.ledger.reserve(POLICIES[policy], request, snapshot, milestones)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    socket: Path, *, deadline_s: float = DEADLINE_S, in_flight_credit: bool = True
+) -> AsyncIterator[Router]:
+    """A router whose tasks run; the ledger ends before the link does."""
+    async with connected(f"unix://{socket}") as link, asyncio.TaskGroup() as tasks:
+        router = Router(link, deadline_s=deadline_s, in_flight_credit=in_flight_credit)
+        ledger = tasks.create_task(router.ledger.run())
+        try:
+            yield router
+        finally:
+            ledger.cancel()
+            await asyncio.wait([ledger])
