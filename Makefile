@@ -7,14 +7,22 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
+PEERS := .venv-peers
+VLLM := .venv-vllm
+VLLM_MODEL := build/vllm/model
 RUNTIME := $(VENV)/.runtime-stamp
 DEV := $(VENV)/.dev-stamp
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
+# uv looks for packages in the folders and pages that pip is configured to look in: torch's CPU builds,
+# which the public index does not have, may be in one of them.
+FIND_LINKS = UV_FIND_LINKS="$$($(BIN)/python -m pip config list \
+	| sed -n "s/^[^=]*find-links='\(.*\)'/\1/p" | sed 's/\\n/ /g' | xargs | tr ' ' ',')"
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo up test check bench compose-check lock clean
+.PHONY: help setup demo up test test-peers test-vllm check fuzz bench compose-check lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +38,12 @@ up: $(RUNTIME)  ## start the local fleet, keep it until Ctrl-C (UP_ARGS=--help)
 test: $(DEV)  ## all tests; they start what they need (TEST_ARGS=...)
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
+test-peers: $(DEV) $(PEERS)/.stamp  ## tests with Dynamo's mocker, a foreign source of KV events
+	$(BIN)/python -m pytest -m peers tests/peers $(TEST_ARGS)
+
+test-vllm: $(DEV) $(VLLM)/.stamp $(VLLM_MODEL)/.stamp  ## tests with two real vLLM engines on the CPU (Linux x86-64)
+	$(BIN)/python -m pytest -m vllm tests/vllm -p no:randomly $(TEST_ARGS)
+
 check: $(DEV)  ## format, lint, types, import directions, spelling
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -37,21 +51,33 @@ check: $(DEV)  ## format, lint, types, import directions, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
+fuzz: $(DEV)  ## decoder and block table at length, half an hour (FUZZ_INPUTS=1000000)
+	$(BIN)/python tests/fuzz/decoder_fuzz.py --inputs $(or $(FUZZ_INPUTS),1000000)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout 3600 tests/property/test_block_table.py \
+		tests/property/test_block_table_laws.py tests/contract/test_block_table_index.py
+
 bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/index_bench.py $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/cluster_bench.py $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/peer_bench.py $(BENCH_ARGS)
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
 
 compose-check: $(RUNTIME)  ## prove deploy/compose.yaml with a Docker engine (skipped without one)
 	@$(BIN)/python -m deploy.compose_check
 
-lock: $(VENV)/.uv-stamp  ## pin and hash the newest allowed versions into the three lock files
+lock: $(VENV)/.uv-stamp  ## pin and hash the newest allowed versions into the lock files
 	echo uv | $(COMPILE) --upgrade - --output-file requirements-uv.lock
 	$(COMPILE) --upgrade requirements.in --output-file requirements.lock
 	$(COMPILE) --upgrade requirements-dev.in --constraint requirements.lock \
 		--output-file requirements-dev.lock
+	echo aisimulate | $(COMPILE) --upgrade requirements-peers.in --excludes /dev/stdin \
+		--output-file requirements-peers.lock
+	printf 'torchaudio\ntorchcodec\ntorchvision\ntriton\n' | $(FIND_LINKS) \
+		$(subst --universal,--python-platform x86_64-manylinux_2_28,$(COMPILE)) --upgrade \
+		requirements-vllm.in --excludes /dev/stdin --output-file requirements-vllm.lock
 
 clean:  ## remove the environment, caches and build results
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(PEERS) $(VLLM) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache .benchmarks .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -81,3 +107,36 @@ $(RUNTIME): requirements.lock $(VENV)/.uv-stamp
 
 $(DEV): requirements-dev.lock $(RUNTIME)
 	$(install)
+
+# The lock is complete, and names all that is wanted of what the packages ask for: hence --no-deps.
+$(PEERS)/.stamp: requirements-peers.lock $(VENV)/.uv-stamp
+	@echo "setting up $(PEERS) (once)"
+	@$(PYTHON) -m venv $(PEERS)
+	@{ test -x $(UV) && $(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps --require-hashes -r $<; } || { \
+		echo "installing $< with pip instead of uv"; \
+		$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<; }
+	@touch $@
+
+# vLLM and torch for CPUs: one lock for one platform, which is where there are wheels of both.
+# Complete like that of the peers; what is left out (torchvision and such) wants CUDA.
+VLLM_BASE ?= $(shell command -v python3.11 || echo $(PYTHON))
+
+$(VLLM)/.stamp: requirements-vllm.lock $(VENV)/.uv-stamp
+	@$(VLLM_BASE) -c 'import platform, sys; sys.exit(sys.implementation.name != "cpython" \
+		or sys.version_info[:2] != (3, 11) or sys.platform != "linux" or platform.machine() != "x86_64")' || { \
+		echo "make test-vllm needs CPython 3.11 on Linux x86-64: elsewhere there are no CPU wheels of vLLM and torch to pin."; \
+		echo "Name such an interpreter with make VLLM_BASE=/path/to/python3.11 test-vllm, or run these tests with a vLLM you have:"; \
+		echo "  TIMESTABLE_VLLM_PYTHON=/path/to/its/python TIMESTABLE_VLLM_MODEL=/folder $(BIN)/python -m pytest -m vllm tests/vllm"; \
+		echo "after making the model: /path/to/its/python tests/vllm/tiny_model.py /folder"; exit 1; }
+	@echo "setting up $(VLLM) (once, 2 GB)"
+	@$(VLLM_BASE) -m venv $(VLLM)
+	@{ test -x $(UV) && $(FIND_LINKS) $(UV) pip install --quiet --python $(VLLM)/bin/python --no-deps --require-hashes -r $<; } || { \
+		echo "installing $< with pip instead of uv"; \
+		$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<; } || { \
+		echo "torch's CPU build has to be where pip looks: set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to where you have it."; exit 1; }
+	@touch $@
+
+$(VLLM_MODEL)/.stamp: tests/vllm/tiny_model.py $(VLLM)/.stamp
+	@echo "making a tiny model in $(VLLM_MODEL)"
+	@$(VLLM)/bin/python $< $(VLLM_MODEL)
+	@touch $@

@@ -112,6 +112,7 @@ class VllmConfig:
         event_endpoint: ZMQ endpoint of the KV events.
         replay_endpoint: ZMQ endpoint of the replay service.
         event_topic: first frame of each event message.
+        replay_batches_max: event batches the engine keeps for replay; vLLM's default is 10,000.
         allow_unknown_version: start a vLLM whose version this launcher does not know.
     """
 
@@ -122,6 +123,7 @@ class VllmConfig:
     event_endpoint: str = "tcp://*:5557"
     replay_endpoint: str = "tcp://*:5558"
     event_topic: str = ""
+    replay_batches_max: PositiveInt | None = None
     allow_unknown_version: bool = False
 
     def __post_init__(self) -> None:

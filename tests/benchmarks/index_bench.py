@@ -35,12 +35,14 @@ from indexer.contract.limits import (
     BLOCKS_PER_WRITE_MAX,
     SLOTS_PER_PARTITION_MAX,
 )
+from indexer.contract.link.address import parse
+from indexer.contract.link.server_link import ServerLink
+from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetRecord, InstanceRecord
 from router.eligibility import eligible_snapshot
 from router.index_client import IndexClient
 from router.ledger import Ledger
 from router.policies import policy_by_name
-from router.redis_link import RedisLink
 from router.snapshot import RequestView
 
 SHARED_BLOCKS = 40
@@ -84,7 +86,7 @@ class Bench:
                 block_size_tokens=16,
             )
             slot, generation = self.call(functions.join(fleet.fleet_id, record.encode()))
-            self.call(functions.open_slot(fleet.fleet_id, SlotIndex(slot), generation))
+            self.call(functions.open_slot(fleet, SlotIndex(slot), generation))
         self.redis.sadd(keys.directory(), fleet.fleet_id)
         self.keep_alive(fleet)
         return fleet
@@ -213,7 +215,7 @@ async def decisions(
             for i in range(0, len(chain) - 100 * holder, BLOCKS_PER_WRITE_MAX):
                 part = chain[i : i + BLOCKS_PER_WRITE_MAX]
                 bench.call(functions.store(fleet, SlotIndex(slot), 1, part))
-    link = RedisLink(f"unix://{bench.socket}")
+    link = ServerLink(parse(f"unix://{bench.socket}"), deadline_s=None)
     index, ledger = IndexClient(link, deadline_s=5), Ledger(link, deadline_s=5)
     linking = asyncio.create_task(link.run())  # noqa: TID251 - cancelled below
     await index.refresh()
@@ -226,9 +228,11 @@ async def decisions(
         assert served is not None
         prompt = tokens[n % len(tokens)]
         hashes = block_hash.chain(root, block_hash.pack_tokens(prompt), 16)
-        snapshot = eligible_snapshot(await index.look(served, hashes), len(prompt))
+        milestones = Milestones.of(hashes, prompt_tokens=len(prompt), block_size_tokens=16)
+        sighting = await index.look(served, hashes, milestones)
+        snapshot = eligible_snapshot(sighting, len(prompt))
         view = RequestView(request_id=str(n), sequence=n, prompt_tokens=len(prompt))
-        decision, booking = await ledger.reserve(policy, view, snapshot)
+        decision, booking = await ledger.reserve(policy, view, snapshot, milestones)
         took.append(time.perf_counter() - start)
         assert not decision.degraded
         ledger.release(booking)

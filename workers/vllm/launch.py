@@ -53,13 +53,15 @@ def check_version(version: str) -> None:
 
 def command(config: VllmConfig, extra: Sequence[str]) -> list[str]:
     """Command line of vLLM's API server; `extra` comes last, so that it wins."""
-    events = {
+    events: dict[str, object] = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": config.event_endpoint,
         "replay_endpoint": config.replay_endpoint,
         "topic": config.event_topic,
     }
+    if config.replay_batches_max is not None:
+        events["buffer_steps"] = config.replay_batches_max
     # vLLM 0.32 calls this module deprecated in favour of `vllm serve`, which fails on some CPU
     # builds: it looks for metadata of a distribution named vllm, and theirs has another name.
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -81,7 +83,8 @@ def launch(config: VllmConfig, extra: Sequence[str]) -> None:
     overridden = [flag for flag in extra if flag.startswith("--kv-events-config")]
     if overridden:
         raise ConfigError(
-            f"{overridden[0]}: use --event_endpoint, --replay_endpoint, --event_topic"
+            f"{overridden[0]}: use --event_endpoint, --replay_endpoint, --event_topic, "
+            "--replay_batches_max"
         )
     version = installed_version()
     if not config.allow_unknown_version:
