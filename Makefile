@@ -22,7 +22,7 @@ FIND_LINKS = UV_FIND_LINKS="$$($(BIN)/python -m pip config list \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo up test test-peers test-vllm check fuzz bench compose-check lock clean
+.PHONY: help setup demo up test test-peers test-vllm check fuzz bench bench-siblings compose-check lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,7 +60,11 @@ bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/index_bench.py $(BENCH_ARGS)
 	$(BIN)/python tests/benchmarks/cluster_bench.py $(BENCH_ARGS)
 	$(BIN)/python tests/benchmarks/peer_bench.py $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/reserve_bench.py $(BENCH_ARGS)
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
+
+bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build/bench/siblings.json (BENCH_ARGS=--quick)
+	$(BIN)/python tests/benchmarks/sibling_bench.py $(BENCH_ARGS)
 
 compose-check: $(RUNTIME)  ## prove deploy/compose.yaml with a Docker engine (skipped without one)
 	@$(BIN)/python -m deploy.compose_check
@@ -95,26 +99,26 @@ $(VENV)/.uv-stamp: requirements-uv.lock
 		|| echo "uv cannot be installed here; pip will do, more slowly"
 	@touch $@
 
-define install
-@{ test -x $(UV) && $(UV) pip install --quiet --python $(BIN)/python --require-hashes -r $<; } || { \
+# $(call install-into,VENV,FLAGS,ENVIRONMENT): what the lock names; only uv is given the environment.
+define install-into
+{ test -x $(UV) && $(3) $(UV) pip install --quiet --python $(1)/bin/python $(2) --require-hashes -r $<; } || { \
 	echo "installing $< with pip instead of uv"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<; }
-@touch $@
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) --require-hashes -r $<; }
 endef
 
 $(RUNTIME): requirements.lock $(VENV)/.uv-stamp
-	$(install)
+	@$(call install-into,$(VENV))
+	@touch $@
 
 $(DEV): requirements-dev.lock $(RUNTIME)
-	$(install)
+	@$(call install-into,$(VENV))
+	@touch $@
 
 # The lock is complete, and names all that is wanted of what the packages ask for: hence --no-deps.
 $(PEERS)/.stamp: requirements-peers.lock $(VENV)/.uv-stamp
 	@echo "setting up $(PEERS) (once)"
 	@$(PYTHON) -m venv $(PEERS)
-	@{ test -x $(UV) && $(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps --require-hashes -r $<; } || { \
-		echo "installing $< with pip instead of uv"; \
-		$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<; }
+	@$(call install-into,$(PEERS),--no-deps)
 	@touch $@
 
 # vLLM and torch for CPUs: one lock for one platform, which is where there are wheels of both.
@@ -130,9 +134,7 @@ $(VLLM)/.stamp: requirements-vllm.lock $(VENV)/.uv-stamp
 		echo "after making the model: /path/to/its/python tests/vllm/tiny_model.py /folder"; exit 1; }
 	@echo "setting up $(VLLM) (once, 2 GB)"
 	@$(VLLM_BASE) -m venv $(VLLM)
-	@{ test -x $(UV) && $(FIND_LINKS) $(UV) pip install --quiet --python $(VLLM)/bin/python --no-deps --require-hashes -r $<; } || { \
-		echo "installing $< with pip instead of uv"; \
-		$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<; } || { \
+	@$(call install-into,$(VLLM),--no-deps,$(FIND_LINKS)) || { \
 		echo "torch's CPU build has to be where pip looks: set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to where you have it."; exit 1; }
 	@touch $@
 

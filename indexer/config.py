@@ -63,7 +63,7 @@ class SidecarConfig:
         scrape_interval_s: between two looks at the engine's metrics; each renews the lease
         metrics_host: address of our own /metrics
         metrics_port: port of our own /metrics; 0 for none
-        snapshot_path: directory for snapshots of what the engine holds, from which a sidecar
+        checkpoint_path: directory for checkpoints of what the engine holds, from which a sidecar
             started again goes on; none when not given. Needs an engine with a replay socket
         journal_path: file that gets a JSON line for every write to the index, for audits
         log_level: least level of log lines
@@ -87,7 +87,7 @@ class SidecarConfig:
     scrape_interval_s: PositiveFloat = 0.1
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus asks from elsewhere
     metrics_port: NonNegativeInt = 9100
-    snapshot_path: Path | None = None
+    checkpoint_path: Path | None = None
     journal_path: Path | None = None
     log_level: LogLevel = "info"
 
@@ -178,7 +178,7 @@ def loggable(config: SidecarConfig) -> dict[str, Any]:
     shown = {one.name: getattr(config, one.name) for one in fields(config)}
     for key in SECRETS:
         shown[key] = shown[key] and "***"
-    for key in ("journal_path", "snapshot_path"):
+    for key in ("journal_path", "checkpoint_path"):
         shown[key] = shown[key] and str(shown[key])
     shown["redis_url"] = address.without_password(config.redis_url)
     return shown

@@ -41,9 +41,9 @@ class JournalFailed(IndexerError):  # noqa: N818
     """The audit journal cannot be written; an incomplete one would be worse than none."""
 
 
-class MalformedSnapshot(IndexerError):  # noqa: N818
+class MalformedCheckpoint(IndexerError):  # noqa: N818
     """What should be the dump of a block table is none, or one of another fleet or version."""
 
 
-class SnapshotUnwritable(IndexerError):  # noqa: N818
-    """Snapshots cannot be kept where it was asked for."""
+class CheckpointUnwritable(IndexerError):  # noqa: N818
+    """Checkpoints cannot be kept where it was asked for."""

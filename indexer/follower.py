@@ -3,7 +3,7 @@
 next batch                        applied, what it changes is published
 batches lost for good             every block doubted, `Holdings.lose`
 too many unexplained notices      the whole history read again, else every block doubted
-started with a snapshot           used once the ring holds the batch behind which it was taken
+started with a checkpoint           used once the ring holds the batch behind which it was taken
 paused, or the engine was away    the ring is asked before anybody relies on the holdings
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from indexer.checkpoint_keeper import CheckpointKeeper
 from indexer.engine.event_source import EventSource, must_bind, reachable
 from indexer.engine.history import (
     Again,
@@ -32,7 +33,6 @@ from indexer.engine.vllm_events import Batch, decode_batch
 from indexer.errors import EngineRestarted, MalformedBatch
 from indexer.publishing.publisher import Publisher
 from indexer.publishing.room import Room
-from indexer.snapshot_keeper import SnapshotKeeper
 from indexer.table.changes import Delta
 from indexer.table.holdings import Holdings
 from indexer.telemetry import Telemetry
@@ -44,7 +44,7 @@ class Follower:
     """What a rank holds, kept up with its events.
 
     Attributes:
-        holdings: replaced when those of a snapshot are used.
+        holdings: replaced when those of a checkpoint are used.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Follower:
         *,
         room: Room,
         telemetry: Telemetry,
-        keeper: SnapshotKeeper | None,
+        keeper: CheckpointKeeper | None,
     ) -> None:
         self.holdings = holdings
         self._room = room
@@ -90,8 +90,8 @@ class Follower:
             self._is_void = True
             raise
 
-    async def keep_snapshot(self) -> None:
-        """Write snapshots until cancelled, if there is where to."""
+    async def keep_checkpoint(self) -> None:
+        """Write checkpoints until cancelled, if there is where to."""
         if self._keeper is not None:
             await self._keeper.run(self._current)
 

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.identifiers import FleetId, RouterId
 from indexer.contract.limits import BUCKETS_PER_MEASURE_MAX
 from indexer.contract.link import Link
@@ -32,7 +32,7 @@ async def read_fleets(redis: Link) -> list[dict[str, Any]]:
     """All fleets as plain values."""
     fleets = []
     for fleet_id in await _fleet_ids(redis):
-        fleet = await functions.read_fleet(redis, fleet_id)
+        fleet = await fleet_functions.read_fleet(redis, fleet_id)
         if fleet is None:
             fleets.append({"fleet_id": fleet_id, "gone": True})
             continue
@@ -56,7 +56,7 @@ async def _fleet_ids(redis: Link) -> list[FleetId]:
 
 async def _counters(redis: Link, fleet: FleetId) -> FleetCounters | None:
     try:
-        return functions.fleet_counters(await functions.run(redis, functions.read(fleet)))
+        return reservations.fleet_counters(await functions.run(redis, reservations.read(fleet)))
     except ValueError:
         return None
 
@@ -80,7 +80,7 @@ async def _instances(
 
 
 async def _routers(redis: Link, fleet: FleetId) -> list[dict[str, Any]]:
-    seconds, microseconds, *_ = await functions.run(redis, functions.read(fleet))
+    seconds, microseconds, *_ = await functions.run(redis, reservations.read(fleet))
     now_s = int(seconds) + int(microseconds) / 1_000_000
     routers = []
     leases = await redis.execute_command("ZRANGE", keys.routers(fleet), 0, -1, "WITHSCORES")

@@ -5,17 +5,17 @@ from typing import Final
 
 import structlog
 
+from indexer.checkpoint_keeper import CheckpointKeeper
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S
 from indexer.contract.records import FleetRecord, HeartbeatReply, IndexCounters, SlotFlag
 from indexer.engine.engine_metrics import EngineSample
 from indexer.follower import Follower
+from indexer.notices.judge import Judge
 from indexer.plan import RankPlan
-from indexer.proof.proof import Proof
 from indexer.publishing.publisher import Publisher
 from indexer.publishing.room import Room
-from indexer.snapshot_keeper import SnapshotKeeper
 from indexer.table.changes import Delta
 from indexer.table.holdings import Holdings
 from indexer.telemetry import TableMeter, Telemetry
@@ -41,7 +41,7 @@ class Rank:
         publisher: Publisher,
         fleet: FleetRecord,
         telemetry: Telemetry,
-        keeper: SnapshotKeeper | None,
+        keeper: CheckpointKeeper | None,
     ) -> None:
         self.record = rank_plan.record
         self.publisher = publisher
@@ -57,7 +57,8 @@ class Rank:
             telemetry,
             rank=self._label,
             instance_id=self.record.instance_id,
-            blocks_per_block=self.record.block_size_tokens / fleet.block_size_tokens,
+            canonical_blocks_per_engine_block=self.record.block_size_tokens
+            / fleet.block_size_tokens,
         )
         self.follower = Follower(
             self.source,
@@ -71,7 +72,7 @@ class Rank:
             rank=self._label, instance_id=self.record.instance_id
         )
         self._meter = TableMeter(telemetry, self._label)
-        self._proof = Proof(
+        self._judge = Judge(
             publisher,
             telemetry,
             rank=self._label,
@@ -129,9 +130,9 @@ class Rank:
     def _take(self, sent_s: float, reply: HeartbeatReply) -> None:
         """What Redis has told with its answer."""
         table = self.follower.holdings.table
-        self._proof.note(sent_s, reply, table)
+        self._judge.note(sent_s, reply, table)
         if reply.notices:
-            deltas, starts_over = self._proof.judge(reply.notices, table)
+            deltas, starts_over = self._judge.judge(reply.notices, table)
             self.publisher.offer(deltas, None)
             if starts_over:
                 self.follower.resync("notices")

@@ -3,7 +3,7 @@
 wait for the engine, learn what it is, join the fleet         `Sidecar.run`, `Sidecar._serve`
 per data-parallel rank: receive batch -> apply -> publish     `Follower.receive`
 several times a second: look at the engine -> heartbeat       `Sidecar._watch`, `Rank.heartbeat`
-what routers found to differ comes back with its answer       `Proof.judge`
+what routers found to differ comes back with its answer       `Judge.judge`
 a gap that no replay covers: doubt every block, go on         `Holdings.lose`
 another engine process answers: leave the slots, start over   `Sidecar.run`
 """
@@ -16,6 +16,8 @@ from typing import Final, TypeVar
 
 import structlog
 
+from indexer.checkpoint import Subject, check_directory
+from indexer.checkpoint_keeper import CheckpointKeeper
 from indexer.config import SidecarConfig
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.link import Link
@@ -36,8 +38,6 @@ from indexer.publishing.memory import MemoryKeeper
 from indexer.publishing.publisher import Publisher
 from indexer.publishing.sweeper import Sweeper, SweeperLease
 from indexer.rank import Rank
-from indexer.snapshot import Subject, check_directory
-from indexer.snapshot_keeper import SnapshotKeeper
 from indexer.telemetry import Telemetry
 
 REDIS_DEADLINE_S: Final = 2.0
@@ -75,13 +75,15 @@ class Sidecar:
         Raises:
             EngineUnsuitable: the engine cannot be indexed as it is.
             JournalFailed: the journal cannot be written.
-            SnapshotUnwritable: snapshots cannot be kept where they shall be.
+            CheckpointUnwritable: checkpoints cannot be kept where they shall be.
         """
-        if self._config.snapshot_path is not None:
-            check_directory(self._config.snapshot_path)
+        if self._config.checkpoint_path is not None:
+            check_directory(self._config.checkpoint_path)
         with contextlib.closing(Journal(self._config.journal_path)) as journal:
             while True:
-                engine = await self._patiently("engine", self._api.describe, EngineUnreachable)
+                engine = await self._patiently(
+                    "engine_awaited", self._api.describe, EngineUnreachable
+                )
                 try:
                     await self._serve(engine, plan(self._config, engine), journal)
                 except* (EngineRestarted, FleetChanged) as reasons:
@@ -111,7 +113,7 @@ class Sidecar:
                 for rank in ranks:
                     tasks.create_task(rank.follower.receive(self._api.host))
                     tasks.create_task(rank.publisher.run(rank))
-                    tasks.create_task(rank.follower.keep_snapshot())
+                    tasks.create_task(rank.follower.keep_checkpoint())
                 tasks.create_task(self._watch(ranks, engine.adapters))
                 memory = MemoryKeeper(
                     self._redis, self._telemetry, index_bytes_max=self._config.index_bytes_max
@@ -123,13 +125,15 @@ class Sidecar:
 
     async def _join(self, rank_plan: RankPlan, publisher: Publisher) -> Rank:
         join = publisher.membership.join
-        fleet = await self._patiently("slot", join, *REDIS_WEATHER, FleetFull)
+        fleet = await self._patiently("slot_awaited", join, *REDIS_WEATHER, FleetFull)
         check_block_sizes(rank_plan.record.block_size_tokens, fleet.block_size_tokens)
-        keeper = self._snapshot_keeper(rank_plan, fleet)
+        keeper = self._checkpoint_keeper(rank_plan, fleet)
         return Rank(rank_plan, publisher, fleet, self._telemetry, keeper)
 
-    def _snapshot_keeper(self, rank_plan: RankPlan, fleet: FleetRecord) -> SnapshotKeeper | None:
-        directory, record = self._config.snapshot_path, rank_plan.record
+    def _checkpoint_keeper(
+        self, rank_plan: RankPlan, fleet: FleetRecord
+    ) -> CheckpointKeeper | None:
+        directory, record = self._config.checkpoint_path, rank_plan.record
         if directory is None:
             return None
         subject = Subject(
@@ -140,7 +144,9 @@ class Sidecar:
             block_size_tokens=fleet.block_size_tokens,
             engine_block_size_tokens=record.block_size_tokens,
         )
-        return SnapshotKeeper(directory, subject, self._telemetry, rank=str(rank_plan.source.rank))
+        return CheckpointKeeper(
+            directory, subject, self._telemetry, rank=str(rank_plan.source.rank)
+        )
 
     async def _watch(self, ranks: Sequence[Rank], known_adapters: tuple[str, ...]) -> None:
         """Look at the engine again and again; renew the leases while it answers."""
@@ -198,7 +204,7 @@ class Sidecar:
             self._log.warning("leave_failed", error=str(error) or type(error).__name__)
 
     async def _patiently(
-        self, what: str, attempt: Callable[[], Awaitable[_T]], *weather: type[Exception]
+        self, event: str, attempt: Callable[[], Awaitable[_T]], *weather: type[Exception]
     ) -> _T:
         """Repeat until it works; say now and then what is being waited for."""
         loop = asyncio.get_running_loop()
@@ -209,7 +215,7 @@ class Sidecar:
             except weather as error:
                 if loop.time() - said_s >= WAITING_LOG_S:
                     said_s = loop.time()
-                    self._log.info(f"{what}_awaited", reason=str(error))
+                    self._log.info(event, reason=str(error))
             await asyncio.sleep(RETRY_S)
 
 

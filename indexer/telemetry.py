@@ -95,14 +95,18 @@ class Telemetry:
         self.late_renewals = self._counter(
             "late_renewals", "Leases that had ended before they were renewed."
         )
-        self.snapshot_loads = self._counter(
-            "snapshot_loads", "Snapshots looked for at a start.", "outcome"
+        self.checkpoint_loads = self._counter(
+            "checkpoint_loads", "Checkpoints looked for at a start.", "outcome"
         )
-        self.snapshot_failures = self._counter(
-            "snapshot_failures", "Snapshots that were not written."
+        self.checkpoint_failures = self._counter(
+            "checkpoint_failures", "Checkpoints that were not written."
         )
-        self.snapshot_bytes = self._gauge("snapshot_bytes", "Size of the snapshot last written.")
-        self.snapshot_age_s = self._gauge("snapshot_age_seconds", "Since the snapshot was written.")
+        self.checkpoint_bytes = self._gauge(
+            "checkpoint_bytes", "Size of the checkpoint last written."
+        )
+        self.checkpoint_age_s = self._gauge(
+            "checkpoint_age_seconds", "Since the checkpoint was written."
+        )
 
     def _name_index(self) -> None:
         """What is published, and how far behind it is."""

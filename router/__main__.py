@@ -20,7 +20,7 @@ from router.http_api import HttpApi
 from router.http_exchange import BodyLimits
 from router.index_client import IndexClient
 from router.ledger import Ledger
-from router.notices import Notices
+from router.notice_queue import NoticeQueue
 from router.policies import POLICIES
 from router.predictions import Predictions
 from router.route import Router
@@ -114,7 +114,7 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
         )
         index = IndexClient(link, deadline_s=config.index_deadline_s)
         ledger = Ledger(link, deadline_s=config.index_deadline_s)
-        notices = Notices(link, deadline_s=config.index_deadline_s)
+        notices = NoticeQueue(link, deadline_s=config.index_deadline_s)
         predictions = Predictions(notices)
         tokenizers = ModelTokenizers(
             paths=config.tokenizers,
@@ -161,7 +161,7 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
                 tasks.create_task(index.run(), name="index"),
                 tasks.create_task(ledger.run(), name="ledger"),
                 tasks.create_task(notices.run(), name="notices"),
-                tasks.create_task(predictions.run(index.rosters), name="predictions"),
+                tasks.create_task(predictions.run(index.completeness), name="predictions"),
                 tasks.create_task(tokenizers.run(index.models), name="tokenizers"),
             ]
             yield Process(admission=admission, index=index, ledger=ledger, listeners=listeners)

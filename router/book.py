@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from indexer.contract import functions
+from indexer.contract import reservations
 from indexer.contract.identifiers import InstanceId, RouterId
 from indexer.contract.records import FleetRecord
 from router.snapshot import Decision, FleetSnapshot
@@ -107,10 +107,10 @@ class Book:
             entry.in_redis = False
 
     def packed(self) -> bytes:
-        """Every entry as `functions.sync` takes them."""
+        """Every entry as `reservations.sync` takes them."""
         return b"".join(
             sequence.to_bytes(8, "little")
-            + functions.RESERVATION.pack(e.slot, e.generation, e.prefill_tokens, e.phase)
+            + reservations.RESERVATION.pack(e.slot, e.generation, e.prefill_tokens, e.phase)
             for sequence, e in self.entries.items()
         )
 

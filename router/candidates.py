@@ -1,19 +1,19 @@
-"""A snapshot as a reservation takes it, and with what the reservation saw. Pure."""
+"""Snapshot to reservation arguments, and the reservation's answer to snapshot. Pure."""
 
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from indexer.contract import functions
+from indexer.contract import reservations
 from indexer.contract.milestones import Milestones
 from indexer.contract.reservations import InFlight
 from router.snapshot import FleetSnapshot
 
 
 def candidates(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
-    """As `functions.reserve` takes them; what they have to compute by the index alone."""
-    rows = np.empty(len(places), functions.CANDIDATE)
+    """As `reservations.reserve` takes them; what they have to compute by the index alone."""
+    rows = np.empty(len(places), reservations.CANDIDATE)
     rows["slot"] = snapshot.slot[places]
     rows["generation"] = snapshot.generation[places]
     rows["new_prefill_tokens"] = (
@@ -49,7 +49,7 @@ def with_counters(
     """The snapshot with the counters and siblings that the reservation saw."""
     if not states:
         return snapshot
-    seen = np.frombuffer(states, functions.CANDIDATE_STATE)
+    seen = np.frombuffer(states, reservations.CANDIDATE_STATE)
     queued, batch = snapshot.queued_prefill_tokens.copy(), snapshot.batch_size.copy()
     queued[places], batch[places] = seen["queued_prefill_tokens"], seen["batch_size"]
     hit, new = snapshot.hit_tokens.copy(), snapshot.new_prefill_tokens.copy()

@@ -14,9 +14,9 @@ from router.errors import RouterError
 from router.http_errors import REQUEST_ID, STATUS, make_app
 from router.http_exchange import BodyLimits, HttpExchange, decision_view
 from router.index_client import IndexClient
+from router.known_fleets import ServedModel
 from router.predictions import Predictions
 from router.route import Router
-from router.served import ServedModel
 from router.telemetry import RequestRecord
 from router.tokenize import ModelTokenizers
 

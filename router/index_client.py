@@ -1,4 +1,4 @@
-"""The only reader of the index: fleets in the background, one snapshot per request."""
+"""The router's only reader of the index: fleets in the background, one snapshot per request."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import structlog
 from redis.exceptions import RedisError
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, functions, index_functions, keys, reservations
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
@@ -19,7 +19,7 @@ from indexer.contract.records import FleetCounters, FleetRecord
 from router import telemetry
 from router.eligibility import Sighting
 from router.errors import IndexUnavailable
-from router.served import KnownFleet, ServedModel, decode_instances, served_models
+from router.known_fleets import KnownFleet, ServedModel, decode_instances, served_models
 from router.snapshot import Column
 
 log = structlog.get_logger()
@@ -88,29 +88,26 @@ class IndexClient:
     async def _refresh_fleet(self, fleet: FleetId, seen: FleetCounters | None) -> None:
         """Read record and instances of a fleet if its membership is not the known one."""
         async with asyncio.timeout(self._deadline_s):
-            counters = seen or functions.fleet_counters(
-                await functions.run(self._link, functions.read(fleet))
+            counters = seen or reservations.fleet_counters(
+                await functions.run(self._link, reservations.read(fleet))
             )
             known = self._fleets.get(fleet)
             if counters is None:
                 self._drop(fleet)
                 return
-            if known and (known.membership, known.record.epoch) == (
-                counters.membership,
-                counters.epoch,
-            ):
+            if known and known.is_current(counters):
                 known.counters, known.emptied_s = counters, None
                 return
             shape, raw = await self._link.execute(
                 [
-                    ("HMGET", keys.fleet(fleet), *functions.FLEET_FIELDS),
+                    ("HMGET", keys.fleet(fleet), *fleet_functions.FLEET_FIELDS),
                     ("HGETALL", keys.instances(fleet)),
                 ]
             )
         if None in shape:
             self._drop(fleet)
             return
-        record = functions.fleet_record(fleet, shape)
+        record = fleet_functions.fleet_record(fleet, shape)
         instances = decode_instances(dict(zip(raw[::2], raw[1::2], strict=True)))
         if known and known.record.epoch != record.epoch and known.outlives(len(instances)):
             return
@@ -222,22 +219,19 @@ class IndexClient:
         milestones: Milestones | None,
         depth_blocks: Column,
     ) -> tuple[FleetCounters | None, npt.NDArray[np.void]]:
-        calls = [functions.read(fleet.fleet_id, milestones)]
+        calls = [reservations.read(fleet.fleet_id, milestones)]
         if hashes:
-            calls += [functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
+            calls += [index_functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
         replies = await functions.run_all(self._link, calls)
         for partition, reply in enumerate(replies[1:]):
             first = partition * SLOTS_PER_PARTITION_MAX
-            functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
-        return functions.fleet_counters(replies[0]), functions.siblings(replies[0])
+            index_functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
+        return reservations.fleet_counters(replies[0]), reservations.siblings(replies[0])
 
     async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel:
         """The same model after whatever changed in its fleet's membership."""
         known = self._fleets.get(served.fleet.fleet_id)
-        if known is not None and (known.membership, known.record.epoch) == (
-            counters.membership,
-            counters.epoch,
-        ):
+        if known is not None and known.is_current(counters):
             known.counters = counters
             return known.models.get(served.name, served)
         async with self._refreshing:
@@ -265,7 +259,7 @@ class IndexClient:
         """Seconds since Redis last answered; infinite before it ever did."""
         return time.monotonic() - self._heard_s
 
-    def rosters(self) -> dict[str, dict[str, float]]:
+    def completeness(self) -> dict[str, dict[str, float]]:
         """Model scope -> label of each instance -> completeness of its index. From memory."""
         return {fleet.record.model_scope: fleet.completeness() for fleet in self._fleets.values()}
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import structlog
 
-from indexer.contract import functions
+from indexer.contract import functions, reservations
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
 from indexer.contract.limits import CANDIDATES_PER_RESERVE_MAX, ROUTER_LEASE_RENEW_S
@@ -41,12 +41,13 @@ NOTES_MAX: Final = 16_384
 """Notes kept while Redis is away; beyond, the books are sent whole when it is back."""
 
 SYNC_EVERY_S: Final = 10.0
-"""The longest that a ledger in Redis may differ from its book after a write that failed oddly."""
+"""The longest that a ledger in Redis may differ from its book after a write whose outcome is
+unknown."""
 
 RETRY_S: Final = 0.1
 SHUTDOWN_S: Final = 2.0
 
-_NOTES: Final = {"prefilled": functions.prefilled, "release": functions.release}
+_NOTES: Final = {"prefilled": reservations.prefilled, "release": reservations.release}
 
 
 class Ledger:
@@ -150,7 +151,7 @@ class Ledger:
             if product:  # the function breaks ties by order, so the order is the lottery's
                 places = places[np.argsort(lottery(request, snapshot)[places])]
             checked = not product and rescores < RESCORES_MAX
-            call = functions.reserve(
+            call = reservations.reserve(
                 book.fleet.fleet_id,
                 book.router_id,
                 sequence,
@@ -258,8 +259,8 @@ class Ledger:
                 return
             fleet, router_id = book.fleet.fleet_id, new_router_id()
             # Whatever the earlier registration still has in Redis is sent again under this one.
-            await functions.run(self._link, functions.reap(fleet, book.router_id))
-            await functions.run(self._link, functions.register(fleet, router_id, begin=True))
+            await functions.run(self._link, reservations.reap(fleet, book.router_id))
+            await functions.run(self._link, reservations.register(fleet, router_id, begin=True))
             book.router_id, book.registered = router_id, True
             book.renewed_s = time.monotonic()
             book.needs_sync = bool(book.entries)
@@ -268,24 +269,24 @@ class Ledger:
 
     async def _renew(self, book: Book) -> None:
         if book.registered:
-            call = functions.register(book.fleet.fleet_id, book.router_id, begin=False)
+            call = reservations.register(book.fleet.fleet_id, book.router_id, begin=False)
             book.registered = await functions.run(self._link, call) == 1
             book.renewed_s = time.monotonic()
             if not book.registered:
                 telemetry.LEASES_LOST.inc()
         await self._register(book)
-        taken = await functions.run(self._link, functions.reap(book.fleet.fleet_id))
+        taken = await functions.run(self._link, reservations.reap(book.fleet.fleet_id))
         if taken:
-            router_id, reservations = taken
-            telemetry.REAPED.inc(reservations)
-            log.warning("router_reaped", router_id=router_id.decode(), reservations=reservations)
+            router_id, count = taken
+            telemetry.REAPED.inc(count)
+            log.warning("router_reaped", router_id=router_id.decode(), reservations=count)
 
     async def _sync(self, book: Book) -> None:
         """Send the whole book."""
         async with asyncio.timeout(self._deadline_s), book.quiet():
             for entry in book.entries.values():
                 entry.in_redis = True
-            call = functions.sync(
+            call = reservations.sync(
                 book.fleet.fleet_id,
                 book.router_id,
                 book.packed(),
@@ -307,7 +308,7 @@ class Ledger:
             async with asyncio.timeout(SHUTDOWN_S):
                 for book in self._books.values():
                     if book.registered:
-                        call = functions.reap(book.fleet.fleet_id, book.router_id)
+                        call = reservations.reap(book.fleet.fleet_id, book.router_id)
                         await functions.run(self._link, call)
 
     # -- small parts ------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Compared is every request whose answer tells cached tokens, with one prompt and one choice, decided
 with the index and the ledger. It is exact when both are the same number; over when more was
-predicted than the engine found, under when less. An event between the decision and the engine's
-admission of the request explains a difference, which the sidecar judges; here every one counts.
+predicted than the engine found, under when less. An event after the index was asked and before the
+engine admits the request explains a difference, which the sidecar judges; here every one counts.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from indexer.contract.limits import BLOCK_HASH_BYTES
 from indexer.contract.records import Notice
 from router import telemetry
 from router.api_call import ApiCall
-from router.notices import Notices
+from router.notice_queue import NoticeQueue
 from router.snapshot import Decision
 from router.telemetry import RequestRecord, instance_label
 
@@ -31,7 +31,7 @@ TEND_S: Final = 1.0
 NAMED_MAX: Final = 8192
 """Instances compared and not yet seen to have left; `run` forgets those that have."""
 
-Rosters = Callable[[], Mapping[str, Mapping[str, float]]]
+CompletenessByFleet = Callable[[], Mapping[str, Mapping[str, float]]]
 """Model scope of each fleet -> label of each instance -> completeness of its index, 0..1."""
 
 
@@ -102,14 +102,14 @@ class Window:
 
 
 class Predictions:
-    """Compares, exports, and lets sidecars know.
+    """Compares, exports, and tells sidecars of engine reports that differ.
 
     Args:
         notices: to sidecars.
         clock: monotonic seconds.
     """
 
-    def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, notices: NoticeQueue, clock: Callable[[], float] = time.monotonic) -> None:
         self._notices = notices
         self._clock = clock
         self._fleets: dict[str, Window] = {}
@@ -175,21 +175,21 @@ class Predictions:
                 window = self._instances.get(key, Window())
                 instance["predictions"] = window.sums(now_s).view()
 
-    async def run(self, rosters: Rosters) -> None:
+    async def run(self, completeness: CompletenessByFleet) -> None:
         """Keep gauges fresh and forget who has left, until cancelled."""
         while True:
-            self.tend(rosters())
+            self.tend(completeness())
             await asyncio.sleep(TEND_S)
 
-    def tend(self, rosters: Mapping[str, Mapping[str, float]]) -> None:
+    def tend(self, completeness: Mapping[str, Mapping[str, float]]) -> None:
         """Once: set the gauges of these fleets and instances, remove the others' series."""
-        present = {(fleet, name) for fleet, names in rosters.items() for name in names}
+        present = {(fleet, name) for fleet, names in completeness.items() for name in names}
         for fleet, instance in present:
-            complete = rosters[fleet][instance]
-            telemetry.COMPLETENESS.labels(fleet, instance).set(complete)
+            ratio = completeness[fleet][instance]
+            telemetry.COMPLETENESS.labels(fleet, instance).set(ratio)
         self._forget((self._complete | set(self._instances)) - present)
         self._complete = present
-        for fleet in set(self._fleets) - set(rosters):
+        for fleet in set(self._fleets) - set(completeness):
             del self._fleets[fleet]
             telemetry.EXACT_RATIO.remove(fleet)
         now_s = self._clock()

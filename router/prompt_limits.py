@@ -4,7 +4,7 @@ from typing import Final
 
 from router.api_call import ApiCall, ChatPrompt, TokenPrompt
 from router.errors import DropReason, RequestInvalid
-from router.served import ServedModel
+from router.known_fleets import ServedModel
 from router.tokenize import TEXT_BYTES_PER_TOKEN_MAX, EncodedPrompt
 
 TEXT_BYTES_ALWAYS_TAKEN: Final = 1 << 20

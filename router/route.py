@@ -31,11 +31,11 @@ from router.errors import (
     UpstreamFailed,
 )
 from router.index_client import INDEX_SILENCE_MAX_S, IndexClient
+from router.known_fleets import ServedModel
 from router.ledger import Ledger
 from router.policies.base import Policy
 from router.predictions import Predictions
 from router.prompt_limits import refuse_huge, refuse_too_long
-from router.served import ServedModel
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 from router.telemetry import RequestRecord
 from router.tokenize import EncodedPrompt, Tokenizer, estimate

@@ -45,7 +45,7 @@ class FleetSnapshot:
         waiting_count: requests queued in the engine as it last reported; same staleness.
         kv_usage_ratio: 0..1, same staleness.
         counters_age_s: seconds since the engine's report; infinite when there was none.
-        looked_s: time of Redis when the index was asked.
+        looked_s: Redis time at which the index was asked.
         taken_s: wall clock of the router when the counters were asked for.
         degraded: the index did not answer: instances and counters are the last known, hits are 0.
     """

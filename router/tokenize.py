@@ -21,7 +21,7 @@ from router import telemetry
 from router.api_call import ApiCall, ChatPrompt, TextPrompt, TokenPrompt
 from router.chat_template import conversation, iterates_parts
 from router.errors import DegradedCause, TokensUnknown
-from router.served import ServedModel
+from router.known_fleets import ServedModel
 
 log = structlog.get_logger()
 

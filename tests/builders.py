@@ -6,9 +6,16 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from indexer.contract import keys
-from indexer.contract.identifiers import InstanceId
-from indexer.contract.records import FleetRecord, InstanceRecord
+from indexer.contract import fleet_functions, keys
+from indexer.contract.call import Call
+from indexer.contract.identifiers import InstanceId, SlotIndex
+from indexer.contract.records import (
+    EngineCounters,
+    FleetRecord,
+    IndexCounters,
+    InstanceRecord,
+    SlotFlag,
+)
 from router.snapshot import FleetSnapshot, RequestView
 
 
@@ -80,4 +87,19 @@ def make_snapshot(
         counters_age_s=np.zeros(count),
         looked_s=0.0,
         taken_s=0.0,
+    )
+
+
+def make_heartbeat(
+    fleet: FleetRecord,
+    slot: SlotIndex,
+    generation: int,
+    *,
+    index: IndexCounters | None = None,
+    counters: EngineCounters | None,
+) -> Call:
+    """A heartbeat of an instance that is awake; of nothing known, unless told."""
+    index = index or IndexCounters(blocks=0, completeness_ratio=0.0)
+    return fleet_functions.heartbeat(
+        fleet, slot, generation, state=SlotFlag(0), index=index, counters=counters
     )

@@ -22,6 +22,9 @@ def prompt(number: int, blocks: int) -> list[int]:
     return [number * 1000 + i for i in range(blocks * BLOCK)]
 
 
+CHAT, OTHER, THIRD = prompt(1, 6), prompt(2, 4), prompt(3, 3)
+
+
 class Cache:
     """Blocks an engine holds, by the names it gives them."""
 
@@ -96,3 +99,10 @@ class Cache:
         """Whether the index promises what is not there."""
         claimed = await self.claimed(probe)
         return any(said > true for said, true in zip(claimed, self.truth(), strict=True))
+
+
+async def warmed(cache: Cache, probe: Probe) -> None:
+    """Three prompts are served, and the index says so."""
+    for tokens in (CHAT, OTHER, THIRD):
+        await cache.serve(tokens)
+        await cache.until_exact(probe)  # one by one: the ring may be short

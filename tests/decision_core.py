@@ -21,7 +21,7 @@ PROMPT = list(range(100))
 DEADLINE_S = 0.25
 
 
-class Router:
+class RouterCore:
     """Looks, decides, books.
 
     Args:
@@ -69,10 +69,10 @@ class Router:
 @contextlib.asynccontextmanager
 async def running(
     socket: Path, *, deadline_s: float = DEADLINE_S, in_flight_credit: bool = True
-) -> AsyncIterator[Router]:
+) -> AsyncIterator[RouterCore]:
     """A router whose tasks run; the ledger ends before the link does."""
     async with connected(f"unix://{socket}") as link, asyncio.TaskGroup() as tasks:
-        router = Router(link, deadline_s=deadline_s, in_flight_credit=in_flight_credit)
+        router = RouterCore(link, deadline_s=deadline_s, in_flight_credit=in_flight_credit)
         ledger = tasks.create_task(router.ledger.run())
         try:
             yield router

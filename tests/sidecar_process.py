@@ -1,7 +1,7 @@
 """`python -m indexer` as a process of its own, to be stopped and killed; optionally in a hurry.
 
 Run as a program it is that process: first argument a JSON map of constants to set, as
-`{"indexer.snapshot_keeper:WRITE_EVERY_MIN_S": 0.1}`, then the options of the indexer.
+`{"indexer.checkpoint_keeper:WRITE_EVERY_MIN_S": 0.1}`, then the options of the indexer.
 """
 
 import asyncio

@@ -13,7 +13,14 @@ from prometheus_client import CollectorRegistry
 from waiting import until
 
 from indexer.config import SidecarConfig
-from indexer.contract import block_hash, functions, keys
+from indexer.contract import (
+    block_hash,
+    fleet_functions,
+    functions,
+    index_functions,
+    keys,
+    reservations,
+)
 from indexer.contract.identifiers import SlotIndex
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import connected
@@ -41,7 +48,9 @@ class Probe:
         self.told_count = 0
 
     async def counters(self) -> FleetCounters | None:
-        return functions.fleet_counters(await functions.run(self.redis, functions.read(FLEET)))
+        return reservations.fleet_counters(
+            await functions.run(self.redis, reservations.read(FLEET))
+        )
 
     async def slots(self) -> dict[int, int]:
         """Flags of the used slots."""
@@ -57,13 +66,13 @@ class Probe:
 
     async def depths(self, tokens: Sequence[int] = PROMPT, **root: str) -> list[int]:
         """Leading blocks of 16 tokens by slot."""
-        fleet = await functions.read_fleet(self.redis, FLEET)
+        fleet = await fleet_functions.read_fleet(self.redis, FLEET)
         if fleet is None:
             return []
         hashes = chain_of(tokens, **root)
         out = np.zeros(SLOTS_PER_PARTITION_MAX, np.int64)
-        reply = await functions.run(self.redis, functions.lookup(fleet, 0, hashes))
-        functions.depths(reply, out)
+        reply = await functions.run(self.redis, index_functions.lookup(fleet, 0, hashes))
+        index_functions.depths(reply, out)
         used = await self.slots()
         return [int(out[slot]) for slot in range(max(used, default=-1) + 1)]
 
@@ -97,7 +106,7 @@ class Probe:
             hashes=chain_of(tokens),
         )
         generation = int(counters.slots["generation"][slot])
-        call = functions.notice(FLEET, SlotIndex(slot), generation, notice.encode())
+        call = fleet_functions.notice(FLEET, SlotIndex(slot), generation, notice.encode())
         self.told_count += await functions.run(self.redis, call)
 
     async def completeness(self) -> float:

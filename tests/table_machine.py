@@ -202,7 +202,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def restart_sidecar(self) -> None:
-        """From its snapshot; evidence that was addressed to the earlier one is gone."""
+        """From its checkpoint; evidence that was addressed to the earlier one is gone."""
         dump = msgpack.unpackb(msgpack.packb(self.table.dump()), strict_map_key=False)
         counts = len(self.table), self.table.unplaced_count, self.table.set_aside_count
         self.follow(self.table.credit([]))

@@ -8,7 +8,14 @@ import aiohttp
 import redis.asyncio
 
 from deploy.demo.errors import NotColdError, NotIdleError
-from indexer.contract import block_hash, functions, keys
+from indexer.contract import (
+    block_hash,
+    fleet_functions,
+    functions,
+    index_functions,
+    keys,
+    reservations,
+)
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.records import FleetRecord, SlotFlag
 
@@ -47,14 +54,14 @@ class FleetState:
         if self._record is None:
             fleet = keys.fleet_id(self.model_name)
             reply = await self.redis.hmget(keys.fleet(fleet), FLEET_FIELDS)
-            self._record = functions.fleet_record(fleet, reply)
+            self._record = fleet_functions.fleet_record(fleet, reply)
         return self._record
 
     async def nonzero_counters(self) -> dict[str, int]:
         """Sums over all instances of the counters that are not zero; empty when idle."""
         fleet = keys.fleet_id(self.model_name)
-        reply = await functions.run(self.redis, functions.read(fleet))
-        counters = functions.fleet_counters(reply)
+        reply = await functions.run(self.redis, reservations.read(fleet))
+        counters = reservations.fleet_counters(reply)
         assert counters is not None, "a fleet with instances has counters"
         used = counters.slots[counters.slots["flags"] & SlotFlag.USED != 0]
         sums = {name: int(used[name].sum()) for name in COUNTERS}
@@ -126,7 +133,7 @@ class FleetState:
         """How many of these blocks, each the first of a chain, any instance holds."""
         record = await self.record()
         calls = [
-            functions.lookup(record, partition, block)
+            index_functions.lookup(record, partition, block)
             for partition in range(record.partitions)
             for block in blocks
         ]

@@ -1,5 +1,7 @@
 """What sidecar and router agree on; imported by both, imports nothing of ours.
 
+`link/` is the one way to Redis, and the only part with sockets.
+
 Three identifiers must never be confused, so each has a type of its own (`identifiers.py`):
 
 - `EngineBlockHash` is produced by vLLM, opaque, its seed may be random per process. It never
@@ -10,6 +12,6 @@ Three identifiers must never be confused, so each has a type of its own (`identi
   instance, so stale residency dies with its lease.
 
 The contract has one version, `limits.SCHEMA_VERSION`. It is part of every key (`keys.py`), of every
-function name (`functions.py`) and of the root of every hash chain (`block_hash.py`), so two
-versions live side by side during a rollout without seeing each other.
+function name and of the root of every hash chain (`block_hash.py`), so two versions live side by
+side during a rollout without seeing each other.
 """

@@ -1,6 +1,5 @@
 """Identities that must not be mixed up, as types."""
 
-from enum import StrEnum
 from typing import NewType
 
 InstanceId = NewType("InstanceId", str)
@@ -20,12 +19,3 @@ EngineBlockHash = NewType("EngineBlockHash", int | bytes)  # type: ignore[valid-
 
 SlotIndex = NewType("SlotIndex", int)
 """Place of an instance in its fleet: partition * SLOTS_PER_PARTITION_MAX + local slot."""
-
-
-class Tier(StrEnum):
-    """Where a resident block lives; vLLM calls it medium."""
-
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
-    REMOTE = "remote"

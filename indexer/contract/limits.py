@@ -78,9 +78,6 @@ BLOCKS_PER_MEASURE_MAX: Final = 4096
 DIRECTORY_TTL_S: Final = 3600
 """Expiry of a fleet's keys that no lease owns; every heartbeat of any of its sidecars renews it."""
 
-REDIS_VERSION_MIN: Final = (7, 0)
-"""Functions came with Redis 7.0."""
-
 assert BLOCKS_PER_LOOKUP_MAX * BLOCK_SIZE_TOKENS_MIN >= PROMPT_TOKENS_MAX, (
     "one lookup cannot cover the longest prompt"
 )

@@ -43,7 +43,7 @@ class Milestones:
 
     Attributes:
         prompt_tokens: of the whole prompt.
-        new_tokens_min: a request that computes fewer tells nobody of it.
+        new_tokens_min: requests that compute fewer tokens are not announced to siblings.
         packed: shallow first, 12 bytes each: depth in tokens, block hash.
     """
 
@@ -79,7 +79,3 @@ class Milestones:
                 for depth in depths
             ),
         )
-
-    def depths_tokens(self) -> list[int]:
-        """Depth of each, in tokens."""
-        return [depth for depth, _ in _ENTRY.iter_unpack(self.packed)]

@@ -1,4 +1,4 @@
-"""Reservations and siblings in flight: one builder per function, as in `functions.py`."""
+"""Reservations and siblings in flight: one builder per function, as in `fleet_functions.py`."""
 
 import struct
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from indexer.contract import functions, keys
+from indexer.contract import index_functions, keys
 from indexer.contract.call import Call
 from indexer.contract.identifiers import FleetId, SlotIndex
 from indexer.contract.limits import (
@@ -80,7 +80,7 @@ def measure(fleet: FleetRecord, partition: int, buckets: Sequence[int]) -> Call:
     """Sample some buckets of a partition (none: only its server); see `memory_sample`."""
     assert len(buckets) <= BUCKETS_PER_MEASURE_MAX, len(buckets)
     numbers = np.array(buckets, "<u4").tobytes()
-    anchor = functions.anchor(fleet, partition)
+    anchor = index_functions.anchor(fleet, partition)
     return Call("ts1_measure", (anchor,), (numbers, BLOCKS_PER_MEASURE_MAX), read_only=True)
 
 

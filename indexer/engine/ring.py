@@ -11,10 +11,10 @@ import zmq.asyncio
 
 from indexer.errors import ReplayFailed
 
-MESSAGES_MAX: Final = 100_000
+REPLAY_MESSAGES_MAX: Final = 100_000
 """Replayed batches that may wait in the DEALER socket; the publisher drops what does not fit."""
 
-SILENCE_S: Final = 5.0
+REPLAY_SILENCE_S: Final = 5.0
 """Longest wait for the next replayed batch: a publisher serves replays between two live batches."""
 
 END_OF_REPLAY: Final = b"\xff" * 8
@@ -36,12 +36,12 @@ class Ring:
         Raises:
             ReplayFailed: no answer, or it broke off before the end marker.
         """
-        socket = open_socket(self._context, zmq.DEALER, MESSAGES_MAX)
+        socket = open_socket(self._context, zmq.DEALER, REPLAY_MESSAGES_MAX)
         try:
             socket.connect(self._endpoint)
             await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
             while True:
-                if not await socket.poll(SILENCE_S * 1000):
+                if not await socket.poll(REPLAY_SILENCE_S * 1000):
                     raise ReplayFailed(f"{self._endpoint} is silent")
                 frames = await socket.recv_multipart()
                 if len(frames) in REPLAY_FRAMES and frames[-2] == END_OF_REPLAY:

@@ -26,14 +26,14 @@ from indexer.engine.history import (
     Resynchronised,
     digest_of,
 )
-from indexer.engine.live import FOREIGN, MESSAGES_MAX, LiveSocket
+from indexer.engine.live_socket import FOREIGN, LIVE_MESSAGES_MAX, LiveSocket
 from indexer.engine.ring import LIVE_FRAMES, Ring, parse
 from indexer.errors import EngineRestarted, ReplayFailed
 
 REPLAY_ATTEMPTS: Final = 3
 """Replays that may fail in a row before the replay socket is given up."""
 
-SILENCE_S: Final = 1.0
+LIVE_SILENCE_S: Final = 1.0
 """After so long without a message the ring is asked, once, whether something was missed."""
 
 DRAINED_S: Final = 0.1
@@ -156,7 +156,7 @@ class Subscriber:
 
     async def _next_live(self) -> list[bytes] | None:
         """The next message, and whether the ring must be asked before it is taken."""
-        silence_s = SILENCE_S if self._undrained is None else DRAINED_S
+        silence_s = LIVE_SILENCE_S if self._undrained is None else DRAINED_S
         frames = await self._live.next(silence_s)
         if frames is not None:
             self._silence_checked = False
@@ -171,7 +171,7 @@ class Subscriber:
         if self._undrained is None:
             return None
         self._undrained += frames is not None
-        overflowed = self._undrained >= MESSAGES_MAX
+        overflowed = self._undrained >= LIVE_MESSAGES_MAX
         if frames is not None and not overflowed:
             return None
         self._undrained = None

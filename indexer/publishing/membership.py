@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from indexer.contract import functions, keys, upkeep
+from indexer.contract import fleet_functions, functions, index_functions, keys, upkeep
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import SlotIndex
 from indexer.contract.limits import DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX
@@ -21,7 +21,8 @@ from indexer.contract.records import (
     SlotFlag,
 )
 from indexer.errors import FleetFull
-from indexer.publishing.sweeper import SweeperLease, found
+from indexer.publishing.founding import find_or_found
+from indexer.publishing.sweeper import SweeperLease
 from indexer.telemetry import Telemetry
 
 DIRECTORY_RENEW_S: Final = DIRECTORY_TTL_S / 10
@@ -98,8 +99,8 @@ class Membership:
         Raises:
             FleetFull: there is none.
         """
-        fleet = await found(self._redis, self._founding, self._sweeper_lease)
-        anchors = [functions.anchor(fleet, p) for p in range(fleet.partitions)]
+        fleet = await find_or_found(self._redis, self._founding, self._sweeper_lease)
+        anchors = [index_functions.anchor(fleet, p) for p in range(fleet.partitions)]
         servers = {
             key: self._redis.server_of(key) for key in (keys.fleet(fleet.fleet_id), *anchors)
         }
@@ -125,7 +126,7 @@ class Membership:
 
     async def _take_slot(self, fleet: FleetRecord) -> tuple[SlotIndex, int]:
         former = None if self._fleet is None else (self.slot, self.generation)
-        joining = functions.join(fleet.fleet_id, self._record.encode(), former=former)
+        joining = fleet_functions.join(fleet.fleet_id, self._record.encode(), former=former)
         reply = await functions.run(self._redis, joining)
         if not reply:
             raise FleetFull(
@@ -133,9 +134,11 @@ class Membership:
                 "with more --partitions"
             )
         slot, generation = SlotIndex(int(reply[0])), int(reply[1])
-        opening = functions.open_slot(fleet, slot, generation)
+        opening = index_functions.open_slot(fleet, slot, generation)
         if not await functions.run(self._redis, opening):
-            await functions.run(self._redis, functions.close(fleet.fleet_id, slot, generation, -1))
+            await functions.run(
+                self._redis, fleet_functions.close(fleet.fleet_id, slot, generation, -1)
+            )
             raise FleetFull(f"slot {slot} was left over from an earlier fleet")
         return slot, generation
 
@@ -145,10 +148,10 @@ class Membership:
         """Renew the lease and publish counters; None when there is no slot (any more)."""
         if not self.is_held:
             return None
-        beat = functions.heartbeat(
+        beat = fleet_functions.heartbeat(
             self.fleet, self.slot, self.generation, state=state, index=index, counters=counters
         )
-        reply = functions.heartbeat_reply(await functions.run(self._redis, beat))
+        reply = fleet_functions.heartbeat_reply(await functions.run(self._redis, beat))
         if reply is None:
             self.lose(Loss.LEASE)
             return None
@@ -163,13 +166,13 @@ class Membership:
         if not self.is_held:
             return
         fleet_id = self.fleet.fleet_id
-        call = functions.announce(fleet_id, self.slot, self.generation, record.encode())
+        call = fleet_functions.announce(fleet_id, self.slot, self.generation, record.encode())
         if not await functions.run(self._redis, call):
             self.lose(Loss.RECORD)
 
     async def close(self) -> None:
         """Let nobody use the slot any more, whoever holds it by now under our generation."""
-        call = functions.close(self.fleet.fleet_id, self.slot, self.generation, -1)
+        call = fleet_functions.close(self.fleet.fleet_id, self.slot, self.generation, -1)
         await functions.run(self._redis, call)
 
     def check_servers(self) -> None:

@@ -1,4 +1,4 @@
-"""The only writer of the index: one instance's blocks, under its slot.
+"""Writes one instance's blocks to the index, under its slot.
 
 Block changes are merged while a write is under way, so a busy engine never makes a queue. Whatever
 is lost in Redis (slot swept, flush, failover) shows as a refusal; the instance then takes a new
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import structlog
 from redis.exceptions import OutOfMemoryError
 
-from indexer.contract import functions
+from indexer.contract import fleet_functions, functions, index_functions
 from indexer.contract.call import Call
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash
@@ -21,7 +21,7 @@ from indexer.contract.limits import BLOCKS_PER_WRITE_MAX
 from indexer.contract.link import Link
 from indexer.contract.records import FleetRecord, InstanceRecord
 from indexer.errors import FleetChanged, FleetFull
-from indexer.proof.recollection import ChangeLog
+from indexer.publishing.change_log import ChangeLog
 from indexer.publishing.journal import Journal
 from indexer.publishing.membership import Loss, Membership
 from indexer.publishing.sweeper import SweeperLease
@@ -85,7 +85,7 @@ class Publisher:
         self._source: Source | None = None
         self._flush_blocks = BLOCKS_PER_FLUSH_MAX
         self._wake = asyncio.Event()
-        self.changes = ChangeLog(time.monotonic())
+        self.change_log = ChangeLog(time.monotonic())
         self.membership = Membership(
             redis,
             founding=founding,
@@ -110,13 +110,13 @@ class Publisher:
         fleet, slot, generation = member.fleet, member.slot, member.generation
         await member.close()
         removes = [
-            functions.remove(fleet, slot, generation, blocks)
+            index_functions.remove(fleet, slot, generation, blocks)
             for _, blocks in _pages(self._stored())
         ]
         for start in range(0, len(removes), CALLS_PER_FLUSH_MAX):
             await functions.run_all(self._redis, removes[start : start + CALLS_PER_FLUSH_MAX])
-        await functions.run(self._redis, functions.sweep(fleet, slot, generation, 0, 0))
-        await functions.run(self._redis, functions.free(fleet.fleet_id, slot, generation))
+        await functions.run(self._redis, index_functions.sweep(fleet, slot, generation, 0, 0))
+        await functions.run(self._redis, fleet_functions.free(fleet.fleet_id, slot, generation))
         self._log.info("slot_left", slot=slot, generation=generation)
 
     def _stored(self) -> list[BlockHash]:
@@ -136,8 +136,8 @@ class Publisher:
         now_s = time.monotonic()
         for delta in deltas:
             self._pending.merge(delta)
-            self.changes.note(now_s, delta.removed)
-            self.changes.note(now_s, delta.added)
+            self.change_log.note(now_s, delta.removed)
+            self.change_log.note(now_s, delta.added)
         if engine_ts_s is not None:
             self._pending.cover(engine_ts_s)
         if self._pending:
@@ -161,7 +161,7 @@ class Publisher:
         return 0.0 if oldest_ts_s is None else max(0.0, time.time() - oldest_ts_s)
 
     def on_their_way(self) -> Callable[[BlockHash], bool]:
-        """Whether a change of a block is not yet acknowledged; asked before anything else is."""
+        """Whether a block's change is not yet acknowledged; taken once, before the first offer."""
         under_way = self._unacknowledged or Changes(removed=[], added=[])
         sent = {*under_way.removed, *under_way.added}
         return lambda block: block in sent or block in self._pending
@@ -255,11 +255,11 @@ class Publisher:
         member = self.membership
         fleet, slot, generation = member.fleet, member.slot, member.generation
         removes = [
-            functions.remove(fleet, slot, generation, blocks, after=after)
+            index_functions.remove(fleet, slot, generation, blocks, after=after)
             for after, blocks in _pages(changes.removed)
         ]
         stores = [
-            functions.store(fleet, slot, generation, blocks, after=after)
+            index_functions.store(fleet, slot, generation, blocks, after=after)
             for after, blocks in _pages(changes.added)
         ]
         return removes + stores
@@ -267,8 +267,8 @@ class Publisher:
     def _acknowledged(self, changes: Changes, took_s: float) -> None:
         self._journal.write(self.instance_id, changes)
         now_s = time.monotonic()
-        self.changes.note(now_s, changes.removed)
-        self.changes.note(now_s, changes.added)
+        self.change_log.note(now_s, changes.removed)
+        self.change_log.note(now_s, changes.added)
         self._telemetry.published.labels(self._rank, "removed").inc(len(changes.removed))
         self._telemetry.published.labels(self._rank, "added").inc(len(changes.added))
         self._telemetry.publish_s.labels(self._rank).observe(took_s)

@@ -25,7 +25,7 @@ class Room:
         *,
         rank: str,
         instance_id: InstanceId,
-        blocks_per_block: float,
+        canonical_blocks_per_engine_block: float,
     ) -> None:
         """Nothing is limited yet.
 
@@ -33,18 +33,20 @@ class Room:
             telemetry: metrics.
             rank: label of the rank.
             instance_id: for the log.
-            blocks_per_block: canonical blocks in one of the engine's.
+            canonical_blocks_per_engine_block: canonical blocks in one of the engine's.
         """
         self._telemetry = telemetry
         self._rank = rank
         self._log = structlog.get_logger().bind(rank=rank, instance_id=instance_id)
-        self._blocks_per_block = blocks_per_block
+        self._canonical_blocks_per_engine_block = canonical_blocks_per_engine_block
         self._allowance = Allowance()
         self._is_withholding = False
 
     def wanted_blocks(self, table: BlockTable) -> int:
         """Canonical blocks published, or withheld for want of room."""
-        return table.published_count + round(table.withheld_count * self._blocks_per_block)
+        return table.published_count + round(
+            table.withheld_count * self._canonical_blocks_per_engine_block
+        )
 
     def keep(self, table: BlockTable) -> Delta:
         """What has to be withheld of a table that has changed."""

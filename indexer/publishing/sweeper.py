@@ -1,4 +1,4 @@
-"""What one sidecar of a fleet does at a time: found it, bound it, sweep slots, reap routers.
+"""What one sidecar of a fleet does at a time: bound it, sweep slots, reap routers.
 
 A lease in Redis chooses the one. It is renewed before every few pages of a sweep; a sweep that
 comes too late finds the slot with another generation and does nothing.
@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import structlog
 
-from indexer.contract import functions, keys, upkeep
+from indexer.contract import fleet_functions, functions, index_functions, reservations, upkeep
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId, SlotIndex
 from indexer.contract.limits import INSTANCE_GRACE_S, SWEEP_BUCKETS_PER_CALL_MAX
@@ -25,9 +25,7 @@ SWEEPER_LEASE_TTL_S: Final = 10.0
 """Far above one page of a sweep, so that a holder that still works has not lost it."""
 
 ROUND_S: Final = 1.0
-FOUNDING_POLL_S: Final = 0.02
 REAPS_PER_ROUND_MAX: Final = 16
-UNLINK_KEYS_MAX: Final = 1000
 CALLS_PER_ROUND_TRIP: Final = 16
 """Sweep calls between two renewals of the lease; other clients' commands run between them."""
 
@@ -48,36 +46,6 @@ class SweeperLease:
     async def release(self) -> None:
         """Let another process have it at once."""
         await functions.run(self._redis, upkeep.lease(self._fleet, self._token, 0.0))
-
-
-async def found(redis: Link, founding: FleetRecord, lease: SweeperLease) -> FleetRecord:
-    """Join a fleet's record, or found the fleet with `founding`.
-
-    The index has no expiry of its own while the record has, so a founder first clears away what an
-    earlier fleet of the same name has left: its blocks would be credited to the new instances.
-    """
-    while not await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
-        if not await lease.hold():
-            await asyncio.sleep(FOUNDING_POLL_S)
-            continue
-        if await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
-            break
-        for partition in range(founding.partitions):
-            await _clear(redis, functions.anchor(founding, partition))
-        break
-    reply = await functions.run(redis, functions.create(founding))
-    return functions.fleet_record(founding.fleet_id, reply)
-
-
-async def _clear(redis: Link, anchor: str) -> None:
-    page: list[bytes] = []
-    async for key in redis.scan(anchor, keys.partition_pattern(anchor)):
-        page.append(key)
-        if len(page) >= UNLINK_KEYS_MAX:
-            await redis.execute_command("UNLINK", *page)
-            page.clear()
-    if page:
-        await redis.execute_command("UNLINK", *page)
 
 
 class Sweeper:
@@ -123,15 +91,15 @@ class Sweeper:
             self._memory.rest()
             return
         for _ in range(REAPS_PER_ROUND_MAX):
-            reply = await functions.run(self._redis, functions.reap(fleet.fleet_id))
+            reply = await functions.run(self._redis, reservations.reap(fleet.fleet_id))
             if not reply:
                 break
             self._telemetry.reaped.inc(int(reply[1]))
             self._log.warning(
                 "router_reaped", router_id=reply[0].decode(), reservations=int(reply[1])
             )
-        reply = await functions.run(self._redis, functions.read(fleet.fleet_id))
-        counters = functions.fleet_counters(reply)
+        reply = await functions.run(self._redis, reservations.read(fleet.fleet_id))
+        counters = reservations.fleet_counters(reply)
         if counters is None:
             return
         await self._memory.round(fleet, counters)
@@ -143,12 +111,12 @@ class Sweeper:
 
         Does as much of it as it may: without the lease the slot stays closed for whoever has it.
         """
-        closing = functions.close(fleet.fleet_id, slot, generation, INSTANCE_GRACE_S)
+        closing = fleet_functions.close(fleet.fleet_id, slot, generation, INSTANCE_GRACE_S)
         if not await functions.run(self._redis, closing):
             return
         if not await self._sweep(fleet, slot, generation):
             return
-        if await functions.run(self._redis, functions.free(fleet.fleet_id, slot, generation)):
+        if await functions.run(self._redis, fleet_functions.free(fleet.fleet_id, slot, generation)):
             self._telemetry.sweeps.inc()
             self._log.info("slot_freed", slot=slot, generation=generation)
 
@@ -161,7 +129,7 @@ class Sweeper:
             if not await self._lease.hold():
                 return False
             calls = [
-                functions.sweep(fleet, slot, generation, first, per_call)
+                index_functions.sweep(fleet, slot, generation, first, per_call)
                 for first in range(start, min(start + per_round_trip, buckets), per_call)
             ]
             if min(await functions.run_all(self._redis, calls)) < 0:

@@ -1,7 +1,7 @@
 """What one engine holds, from its events and from what is known beside them; pure.
 
 Beside the events (`block_tree`) there are losses of history, a bound on what is published, evidence
-that blocks are there although no event told so, and snapshots.
+that blocks are there although no event told so, and checkpoints.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from indexer.engine.vllm_events import AllBlocksCleared
 from indexer.table import table_dump
 from indexer.table.block_tree import BlockTree
 from indexer.table.changes import Delta
-from indexer.table.publication import Publication
+from indexer.table.published_set import PublishedSet
 
 
 class BlockTable(BlockTree):
@@ -34,7 +34,7 @@ class BlockTable(BlockTree):
     @property
     def published_count(self) -> int:
         """Distinct canonical hashes published."""
-        return len(self._publication.held)
+        return len(self._published_set.held)
 
     @property
     def unplaced_count(self) -> int:
@@ -54,15 +54,15 @@ class BlockTable(BlockTree):
     @property
     def credits_count(self) -> int:
         """Canonical hashes published on evidence alone, without a block that has a name here."""
-        return self._publication.credits_count
+        return self._published_set.credits_count
 
     def holds(self, block: BlockHash) -> bool:
         """Whether a canonical hash is published."""
-        return block in self._publication.held
+        return block in self._published_set.held
 
     def published(self) -> list[BlockHash]:
         """Every published canonical hash once, parents before children."""
-        return list(self._publication.held)
+        return list(self._published_set.held)
 
     def clear(self) -> Delta:
         """Forget every block: the engine dropped them, or is another one."""
@@ -75,13 +75,13 @@ class BlockTable(BlockTree):
         it. Credits are dropped. What the engine shows afterwards to be there is confirmed.
         """
         self.mark += 1
-        self._departures.void(self.mark)
-        self._publication.clear()
+        self._recent_removals.void(self.mark)
+        self._published_set.clear()
         for block in self._blocks.values():
             block.published_at = 0
         self._residency.doubt(self._blocks.values())
         self._names = None
-        return self._publication.take()
+        return self._published_set.take()
 
     def trim(self, blocks_max: int) -> Delta:
         """Publish no more than this: when it is exceeded, withhold chains down to 7/8 of it.
@@ -93,14 +93,14 @@ class BlockTable(BlockTree):
         Args:
             blocks_max: canonical hashes that may be published.
         """
-        publication = self._publication
-        if len(publication.held) > blocks_max:
-            publication.end_all_credits()
-            withdrawn = publication.trim(self._blocks.values(), _goal(blocks_max))
+        published_set = self._published_set
+        if len(published_set.held) > blocks_max:
+            published_set.end_all_credits()
+            withdrawn = published_set.trim(self._blocks.values(), _goal(blocks_max))
             self._residency.withheld.update((block.key, None) for block in withdrawn)
             self.trimmed_count += len(withdrawn)
             self._names = None
-        return publication.take()
+        return published_set.take()
 
     def readmit(self, blocks_max: int) -> Delta:
         """Publish withheld blocks again, those withheld last first, up to 7/8 of the bound.
@@ -110,17 +110,17 @@ class BlockTable(BlockTree):
         Args:
             blocks_max: canonical hashes that may be published, as for `trim`.
         """
-        publication, withheld = self._publication, self._residency.withheld
+        published_set, withheld = self._published_set, self._residency.withheld
         goal = _goal(blocks_max)
-        while withheld and len(publication.held) < goal:
+        while withheld and len(published_set.held) < goal:
             key, _ = withheld.popitem()
             block = self._blocks[key]
-            if len(publication.held) + len(block.canonical()) > goal:
+            if len(published_set.held) + len(block.canonical()) > goal:
                 withheld[key] = None
                 break
-            if publication.may_publish(block):
-                publication.publish(block, self.mark)
-        return publication.take()
+            if published_set.may_publish(block):
+                published_set.publish(block, self.mark)
+        return published_set.take()
 
     def credit(self, hashes: Sequence[BlockHash], *, since: int | None = None) -> Delta:
         """Evidence that this chain, from its root on, is resident on the device as a whole.
@@ -136,13 +136,13 @@ class BlockTable(BlockTree):
                 contradict is left out. None: observed now.
         """
         since = self.mark if since is None else since
-        hashes = self._departures.uncontradicted(hashes, since)
+        hashes = self._recent_removals.uncontradicted(hashes, since)
         if self._residency.has_set_aside:
             self._show(hashes)
-        self.credited_count += self._publication.credit(hashes)
-        return self._publication.take()
+        self.credited_count += self._published_set.credit(hashes)
+        return self._published_set.take()
 
-    # -- snapshot ---------------------------------------------------------------------------------
+    # -- checkpoint -------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, object]:
         """Everything needed to go on elsewhere, as columns that msgpack packs fast; no credits."""
@@ -154,21 +154,21 @@ class BlockTable(BlockTree):
         """The table of a dump that went through msgpack; `published` tells what it publishes.
 
         Raises:
-            MalformedSnapshot: it is not a dump of this version, or of another scope or block size.
+            MalformedCheckpoint: it is no dump of this version, or of another scope or block size.
         """
         scope = {"model_scope": model_scope, "block_size_tokens": block_size_tokens}
         loaded = table_dump.load(dump, scope)
         table = cls(model_scope=model_scope, block_size_tokens=block_size_tokens)
         table._blocks = loaded.blocks
         table._residency = loaded.residency
-        table._publication = Publication(loaded.residency)
+        table._published_set = PublishedSet(loaded.residency)
         table.mark = loaded.mark
-        table._departures.void(loaded.mark)
+        table._recent_removals.void(loaded.mark)
         for block in loaded.blocks.values():
             table._unplaced_count += block.is_unplaced
-            if block.parent is None and table._publication.may_publish(block):
-                table._publication.publish(block, 1)
-        table._publication.take()
+            if block.parent is None and table._published_set.may_publish(block):
+                table._published_set.publish(block, 1)
+        table._published_set.take()
         for block, published_at in zip(loaded.blocks.values(), loaded.published_at, strict=True):
             if block.published_at:
                 block.published_at = max(published_at, 1)
@@ -183,7 +183,7 @@ class BlockTable(BlockTree):
         for own in reversed(hashes):
             key = self._names.get(own)
             block = None if key is None else self._blocks.get(key)
-            if own in self._publication.held or block is None:
+            if own in self._published_set.held or block is None:
                 continue
             confirmed = []
             while block is not None and self._residency.is_aside(block.key):

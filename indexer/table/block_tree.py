@@ -28,9 +28,9 @@ from indexer.engine.vllm_events import (
     Event,
 )
 from indexer.table.changes import NOTHING, Delta
-from indexer.table.departures import Departures
 from indexer.table.engine_block import UNKNOWN, EngineBlock, Rest
-from indexer.table.publication import Publication
+from indexer.table.published_set import PublishedSet
+from indexer.table.recent_removals import RecentRemovals
 from indexer.table.residency import Residency
 
 BLOCKS_MAX: Final = 1 << 22
@@ -60,8 +60,8 @@ class BlockTree:
         self._blocks: dict[EngineBlockHash, EngineBlock] = {}
         self._unplaced_count = 0
         self._residency = Residency()
-        self._publication = Publication(self._residency)
-        self._departures = Departures()
+        self._published_set = PublishedSet(self._residency)
+        self._recent_removals = RecentRemovals()
         self.mark = 0
         self.stored_count = 0
         self.removed_count = 0
@@ -86,16 +86,16 @@ class BlockTree:
                 self._forget_all()
             case _:
                 assert_never(event)
-        if self._publication.added or self._publication.removed:
-            return self._publication.take()
+        if self._published_set.added or self._published_set.removed:
+            return self._published_set.take()
         return NOTHING
 
     def _forget_all(self) -> None:
         self._blocks.clear()
         self._unplaced_count = 0
         self._residency.clear()
-        self._publication.clear()
-        self._departures.void(self.mark)
+        self._published_set.clear()
+        self._recent_removals.void(self.mark)
 
     # -- stores -----------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class BlockTree:
         Without a call per block, because that would be most of the cost.
         Returns how many there were before the first known one, and the last of them.
         """
-        blocks, held, added = self._blocks, self._publication.held, self._publication.added
+        blocks, held, added = self._blocks, self._published_set.held, self._published_set.added
         published_at = self.mark if parent is None or parent.published_at else 0
         done = 0
         hashes = block_hash.split(block_hash.chain(last, event.tokens, self._stride // TOKEN_BYTES))
@@ -197,8 +197,8 @@ class BlockTree:
             self._confirm(block, group)
         if block.published_at:
             block.published_at = self.mark
-        elif self._publication.may_publish(block):
-            self._publication.publish(block, self.mark)
+        elif self._published_set.may_publish(block):
+            self._published_set.publish(block, self.mark)
 
     def _confirm(self, block: EngineBlock | None, group: int) -> None:
         """The engine shows a block to be in a group, hence all its ancestors."""
@@ -217,8 +217,8 @@ class BlockTree:
         """Publish blocks that are set aside no more; given from the last one up."""
         self.confirmed_count += len(confirmed)
         for block in reversed(confirmed):
-            if not block.published_at and self._publication.may_publish(block):
-                self._publication.publish(block, self.mark)
+            if not block.published_at and self._published_set.may_publish(block):
+                self._published_set.publish(block, self.mark)
 
     def _has_room(self, event: BlockStored, parent: EngineBlock | None) -> bool:
         if not event.tokens or len(self._blocks) + len(event.hashes) >= BLOCKS_MAX:
@@ -251,7 +251,7 @@ class BlockTree:
             return False
         for block in self._blocks.values():
             if block.parent is None and block.published_at:
-                self._publication.withdraw(block)
+                self._published_set.withdraw(block)
         return True
 
     # -- removals ---------------------------------------------------------------------------------
@@ -286,20 +286,20 @@ class BlockTree:
                 del copies[key]
             if count == 1 and block is not None:
                 if block.published_at:
-                    self._publication.withdraw(block)
+                    self._published_set.withdraw(block)
                 self._contradict(block)
                 self._forget(block)
 
     def _contradict(self, block: EngineBlock | None) -> None:
         """No copy is left of a block in some group, or of an unknown block: evidence of it ends."""
-        publication = self._publication
-        if block is None or not self._departures.note(self.mark, block):
-            self._departures.void(self.mark)
-            publication.end_all_credits()
-        elif publication.credits_count:
-            publication.end_credits(block.canonical())
+        published_set = self._published_set
+        if block is None or not self._recent_removals.note(self.mark, block):
+            self._recent_removals.void(self.mark)
+            published_set.end_all_credits()
+        elif published_set.credits_count:
+            published_set.end_credits(block.canonical())
             if block.rest is not None:
-                publication.end_credits_behind(block.rest.last)
+                published_set.end_credits_behind(block.rest.last)
 
     def _forget(self, block: EngineBlock | None) -> None:
         """Drop a block nobody needs any more, and then its ancestors likewise."""

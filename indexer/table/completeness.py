@@ -1,6 +1,6 @@
 """How much of what an engine may hold its sidecar is sure to know; pure."""
 
-from indexer.errors import MalformedSnapshot
+from indexer.errors import MalformedCheckpoint
 from indexer.table.block_table import BlockTable
 
 
@@ -38,7 +38,7 @@ class Completeness:
         self._is_lost = False
 
     def dump(self, table: BlockTable) -> object:
-        """What is lost, for a snapshot."""
+        """What is lost, for a checkpoint."""
         stored_count = table.stored_count - self._stored_then
         return [self._is_lost, stored_count, self._blocks_then]
 
@@ -46,7 +46,7 @@ class Completeness:
         """Take over what was dumped.
 
         Raises:
-            MalformedSnapshot: it is no such dump.
+            MalformedCheckpoint: it is no such dump.
         """
         match dump:
             case [bool() as is_lost, int() as stored_count, int() as blocks_then]:
@@ -54,10 +54,10 @@ class Completeness:
                 self._stored_then = table.stored_count - stored_count
                 self._blocks_then = max(blocks_then, 1)
             case _:
-                raise MalformedSnapshot(f"no completeness: {dump!r}")
+                raise MalformedCheckpoint(f"no completeness: {dump!r}")
 
     def ratio(self, table: BlockTable) -> float:
-        """0..1; to be asked now and then, because it stays at 1 once it was there."""
+        """0..1; call it regularly: a ratio that reached 1 stays 1 until the next loss."""
         if not self._is_lost:
             return 1.0
         capacity = self._capacity_blocks or self._blocks_then

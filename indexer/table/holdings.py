@@ -132,7 +132,7 @@ class Holdings:
         self._again = self._again_sequence = None
         self._again_is_whole = True
 
-    # -- snapshot ---------------------------------------------------------------------------------
+    # -- checkpoint -------------------------------------------------------------------------------
 
     def save(self) -> Saved | None:
         """Everything as it is now; None while there is nothing to go on from."""
@@ -148,7 +148,7 @@ class Holdings:
         """The holdings that were saved.
 
         Raises:
-            MalformedSnapshot: they cannot be read.
+            MalformedCheckpoint: they cannot be read.
         """
         loaded = Holdings(
             model_scope=self._model_scope,

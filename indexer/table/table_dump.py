@@ -1,4 +1,4 @@
-"""A block table as plain columns for a snapshot, and back; pure.
+"""A block table as plain columns for a checkpoint, and back; pure.
 
 A column holds one value per block, in the table's order; parents and marks are told by the engine's
 names. Everything is what msgpack packs and gives back.
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from indexer.contract.identifiers import BlockHash, EngineBlockHash
 from indexer.contract.limits import BLOCK_HASH_BYTES
-from indexer.errors import MalformedSnapshot
+from indexer.errors import MalformedCheckpoint
 from indexer.table.engine_block import EngineBlock, Rest
 from indexer.table.residency import Residency
 
@@ -67,11 +67,11 @@ def load(raw: object, scope: Mapping[str, object]) -> Loaded:
     """Read columns back.
 
     Raises:
-        MalformedSnapshot: they are not those of a table of this scope.
+        MalformedCheckpoint: they are not those of a table of this scope.
     """
     expected = {"version": DUMP_VERSION, **scope}
     if not isinstance(raw, Mapping) or any(raw.get(k) != v for k, v in expected.items()):
-        raise MalformedSnapshot(f"not a block table dump with {expected}")
+        raise MalformedCheckpoint(f"not a block table dump with {expected}")
     try:
         blocks = _blocks(raw)
         residency = _residency(raw, blocks)
@@ -84,7 +84,7 @@ def load(raw: object, scope: Mapping[str, object]) -> Loaded:
             mark=_ints([raw["mark"]], 1)[0],
         )
     except (LookupError, TypeError, ValueError) as error:
-        raise MalformedSnapshot(f"a block table dump with bad columns: {error!r}") from error
+        raise MalformedCheckpoint(f"a block table dump with bad columns: {error!r}") from error
 
 
 def _blocks(raw: Mapping[str, Any]) -> Blocks:

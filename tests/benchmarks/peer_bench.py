@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from index_bench import SHARED_BLOCKS, Bench, lookups
 
-from indexer.contract import functions
+from indexer.contract import index_functions
 from indexer.contract.identifiers import SlotIndex
 from indexer.contract.limits import BLOCKS_PER_WRITE_MAX
 
@@ -76,7 +76,7 @@ def stores(bench: Bench, blocks: int) -> dict[str, Any]:
         made += len(chain)
         for i in range(0, len(chain), BLOCKS_PER_WRITE_MAX):
             part = chain[i : i + BLOCKS_PER_WRITE_MAX]
-            pipe.execute_command(*functions.store(fleet, SlotIndex(slot), 1, part).command())
+            pipe.execute_command(*index_functions.store(fleet, SlotIndex(slot), 1, part).command())
         if n % PROMPTS_PER_PIPELINE == PROMPTS_PER_PIPELINE - 1:
             pipelines.append(pipe)
             pipe = bench.redis.pipeline(transaction=False)

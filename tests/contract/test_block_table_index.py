@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from table_machine import TableMachine
 
-from indexer.contract import functions
+from indexer.contract import index_functions
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
 
@@ -33,18 +33,18 @@ class ServerIndex:
         self._open()
 
     def _open(self) -> None:
-        assert self._server.call(functions.open_slot(FLEET, self._slot, 1)) == 1
+        assert self._server.call(index_functions.open_slot(FLEET, self._slot, 1)) == 1
 
     def write(self, removed: Sequence[BlockHash], added: Sequence[BlockHash]) -> None:
         if removed:
-            assert self._server.call(functions.remove(FLEET, self._slot, 1, removed)) == 1
+            assert self._server.call(index_functions.remove(FLEET, self._slot, 1, removed)) == 1
         if added:
-            assert self._server.call(functions.store(FLEET, self._slot, 1, added)) == 1
+            assert self._server.call(index_functions.store(FLEET, self._slot, 1, added)) == 1
 
     def depth(self, hashes: list[BlockHash]) -> int:
         out = np.zeros(SLOTS_PER_PARTITION_MAX, np.int64)
-        reply = self._server.call(functions.lookup(FLEET, 0, b"".join(hashes)))
-        functions.depths(reply, out)
+        reply = self._server.call(index_functions.lookup(FLEET, 0, b"".join(hashes)))
+        index_functions.depths(reply, out)
         return int(out[self._slot])
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from builders import make_fleet_record, make_instance
+from builders import make_fleet_record, make_heartbeat, make_instance
 from contract.embedded_server import EmbeddedServer
-from contract.prompts import tailed
+from contract.prompts import candidates, tailed
 from contract.reference import ReferenceFleet
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, keys, reservations
 from indexer.contract.identifiers import RouterId, SlotIndex
 from indexer.contract.limits import NOTICES_PER_SLOT_MAX
 from indexer.contract.records import EngineCounters, IndexCounters, Notice, SlotFlag
@@ -39,11 +39,6 @@ def fleet(server: EmbeddedServer) -> EmbeddedServer:
     return server
 
 
-def candidates(*rows: tuple[int, int, int]) -> np.ndarray:
-    """Rows of (slot, generation, new prefill tokens)."""
-    return np.array(list(rows), functions.CANDIDATE)
-
-
 class Books(RuleBasedStateMachine):
     """Any history of joins, reservations, losses and deaths, on the server and in the twin."""
 
@@ -61,7 +56,7 @@ class Books(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         expected = self.reference.join()
-        assert tuple(self.server.call(functions.join(FLEET.fleet_id, RECORD))) == expected
+        assert tuple(self.server.call(fleet_functions.join(FLEET.fleet_id, RECORD))) == expected
 
     @precondition(lambda self: any(s.used for s in self.reference.slots.values()))
     @rule(data=st.data())
@@ -69,13 +64,13 @@ class Books(RuleBasedStateMachine):
         used = [i for i, s in self.reference.slots.items() if s.used]
         slot = data.draw(st.sampled_from(used))
         generation = self.reference.slots[slot].generation
-        assert self.server.call(functions.close(FLEET.fleet_id, slot, generation, -1)) == 1
-        assert self.server.call(functions.free(FLEET.fleet_id, slot, generation)) == 1
+        assert self.server.call(fleet_functions.close(FLEET.fleet_id, slot, generation, -1)) == 1
+        assert self.server.call(fleet_functions.free(FLEET.fleet_id, slot, generation)) == 1
         self.reference.leave(slot)
 
     @rule(router=ROUTERS)
     def register(self, router: str) -> None:
-        call = functions.register(FLEET.fleet_id, RouterId(router), begin=True)
+        call = reservations.register(FLEET.fleet_id, RouterId(router), begin=True)
         assert self.server.call(call) == 1
         self.reference.ledgers.setdefault(router, {})
 
@@ -98,13 +93,13 @@ class Books(RuleBasedStateMachine):
         in_flight = milestones and InFlight(
             milestones=milestones, block_size_tokens=np.array(blocks)
         )
-        call = functions.reserve(
+        call = reservations.reserve(
             FLEET.fleet_id, RouterId(router), sequence, candidates(*rows), in_flight=in_flight
         )
         status, index, states = self.server.call(call)
         assert (status.decode(), index) == expected
         if status == b"ok":
-            told = np.frombuffer(states, functions.CANDIDATE_STATE)["new_prefill_tokens"][index]
+            told = np.frombuffer(states, reservations.CANDIDATE_STATE)["new_prefill_tokens"][index]
             booked = self.reference.ledgers[router][sequence]
             assert booked is not None
             assert told == booked.tokens or not booked.prefill
@@ -113,8 +108,8 @@ class Books(RuleBasedStateMachine):
     def look(self, tail: tuple[int, int] | None) -> None:
         """What a look tells of siblings is what a reservation would count."""
         milestones, prompt = tailed(*tail) if tail else (None, None)
-        reply = self.server.call(functions.read(FLEET.fleet_id, milestones))
-        told = {slot: tokens for slot, _, tokens in functions.siblings(reply).tolist()}
+        reply = self.server.call(reservations.read(FLEET.fleet_id, milestones))
+        told = {slot: tokens for slot, _, tokens in reservations.siblings(reply).tolist()}
         expected = {
             slot: depth
             for slot in self.reference.slots
@@ -125,19 +120,19 @@ class Books(RuleBasedStateMachine):
     @rule(router=ROUTERS, number=SEQUENCES)
     def prefilled(self, router: str, number: int) -> None:
         sequence = self.sequence(router, number)
-        self.server.call(functions.prefilled(FLEET.fleet_id, RouterId(router), sequence))
+        self.server.call(reservations.prefilled(FLEET.fleet_id, RouterId(router), sequence))
         self.reference.prefilled(router, sequence)
 
     @rule(router=ROUTERS, number=SEQUENCES)
     def release(self, router: str, number: int) -> None:
         sequence = self.sequence(router, number)
-        booked = self.server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
+        booked = self.server.call(reservations.release(FLEET.fleet_id, RouterId(router), sequence))
         self.reference.release(router, sequence)
         self.ended[router, number] += booked == 1
 
     @rule(router=ROUTERS)
     def reap(self, router: str) -> None:
-        self.server.call(functions.reap(FLEET.fleet_id, RouterId(router)))
+        self.server.call(reservations.reap(FLEET.fleet_id, RouterId(router)))
         self.reference.reap(router)
         self.ended.update((router, number) for number in range(1, 7))
 
@@ -150,15 +145,15 @@ class Books(RuleBasedStateMachine):
         live = {s: r for s, r in ledger.items() if r is not None}
         forgotten = data.draw(st.sets(st.sampled_from(sorted(live)))) if live else set()
         for sequence in forgotten:
-            self.server.call(functions.release(FLEET.fleet_id, RouterId(router), sequence))
+            self.server.call(reservations.release(FLEET.fleet_id, RouterId(router), sequence))
         packed = b"".join(
             s.to_bytes(8, "little")
-            + functions.RESERVATION.pack(
+            + reservations.RESERVATION.pack(
                 r.slot, r.generation, r.tokens * r.prefill, int(not r.prefill)
             )
             for s, r in live.items()
         )
-        call = functions.sync(FLEET.fleet_id, RouterId(router), packed, forget_tombstones=True)
+        call = reservations.sync(FLEET.fleet_id, RouterId(router), packed, forget_tombstones=True)
         booked, _ = self.server.call(call)
         lost = {s for s in forgotten if not self.reference.holds(live[s])}
         assert booked == len(forgotten) - len(lost)
@@ -176,7 +171,7 @@ class Books(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for router in ("a", "b"):
-            self.server.call(functions.reap(FLEET.fleet_id, RouterId(router)))
+            self.server.call(reservations.reap(FLEET.fleet_id, RouterId(router)))
         slots = self.server.counters(FLEET).slots
         assert not slots["reserved_requests"].any()
         assert not slots["reserved_prefill_tokens"].any()
@@ -191,108 +186,115 @@ def test_the_books_equal_the_reference_under_any_history(server: EmbeddedServer)
 def test_the_first_to_create_a_fleet_fixes_its_shape(fleet: EmbeddedServer) -> None:
     """Whoever comes later is told what the fleet is."""
     other = make_fleet_record(block_size_tokens=64, partitions=4, bucket_bits=9, epoch=7)
-    assert functions.fleet_record(FLEET.fleet_id, fleet.call(functions.create(other))) == FLEET
+    assert (
+        fleet_functions.fleet_record(FLEET.fleet_id, fleet.call(fleet_functions.create(other)))
+        == FLEET
+    )
     assert fleet.counters(FLEET).epoch == FLEET.epoch
 
 
 def test_a_full_fleet_refuses_to_be_joined(fleet: EmbeddedServer) -> None:
     """257 instances do not fit one partition of 256 slots; a freed slot is given out again."""
     for slot in range(256):
-        assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == [slot, 1]
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == []
-    fleet.call(functions.close(FLEET.fleet_id, 77, 1, -1))
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == []  # not swept yet
-    fleet.call(functions.free(FLEET.fleet_id, 77, 1))
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD)) == [77, 2]
+        assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD)) == [slot, 1]
+    assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD)) == []
+    fleet.call(fleet_functions.close(FLEET.fleet_id, 77, 1, -1))
+    assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD)) == []  # not swept yet
+    fleet.call(fleet_functions.free(FLEET.fleet_id, 77, 1))
+    assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD)) == [77, 2]
 
 
 def test_instances_spread_over_partitions(server: EmbeddedServer) -> None:
     """The emptiest partition takes the next instance, at its lowest free slot."""
     server.clear()
     wide = make_fleet_record(partitions=3)
-    server.call(functions.create(wide))
-    got = [server.call(functions.join(FLEET.fleet_id, RECORD))[0] for _ in range(6)]
+    server.call(fleet_functions.create(wide))
+    got = [server.call(fleet_functions.join(FLEET.fleet_id, RECORD))[0] for _ in range(6)]
     assert got == [0, 256, 512, 1, 257, 513]
 
 
 def test_foreign_requests_are_those_nobody_reserved(fleet: EmbeddedServer) -> None:
     """What an engine reports beyond the most that was reserved since its last report is foreign."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
-    fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
-    fleet.call(functions.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
+    fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
+    fleet.call(reservations.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
     report = EngineCounters(running_count=3, waiting_count=1, kv_usage_ratio=0.25)
 
-    fleet.call(functions.heartbeat(FLEET, slot, generation, counters=report))
+    fleet.call(make_heartbeat(FLEET, slot, generation, counters=report))
     assert fleet.counters(FLEET).slots[slot]["foreign_requests"] == 3
 
     # The request ends between the engine's count and the heartbeat: still not foreign.
-    fleet.call(functions.release(FLEET.fleet_id, router, 1))
-    fleet.call(functions.heartbeat(FLEET, slot, generation, counters=report))
+    fleet.call(reservations.release(FLEET.fleet_id, router, 1))
+    fleet.call(make_heartbeat(FLEET, slot, generation, counters=report))
     assert fleet.counters(FLEET).slots[slot]["foreign_requests"] == 3
 
     idle = EngineCounters(running_count=0, waiting_count=0, kv_usage_ratio=0.0)
-    fleet.call(functions.heartbeat(FLEET, slot, generation, counters=idle))
+    fleet.call(make_heartbeat(FLEET, slot, generation, counters=idle))
     assert fleet.counters(FLEET).slots[slot]["foreign_requests"] == 0
 
 
 def test_a_slot_that_was_closed_refuses_heartbeats_and_requests(fleet: EmbeddedServer) -> None:
     """A paused sidecar that comes back finds its slot gone."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
-    fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
-    assert fleet.call(functions.close(FLEET.fleet_id, slot, generation, 30.0)) == 0  # lease lives
-    assert fleet.call(functions.close(FLEET.fleet_id, slot, generation, -1)) == 1
-    assert fleet.call(functions.heartbeat(FLEET, slot, generation, counters=None)) == []
-    call = functions.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5)))
+    fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
+    assert (
+        fleet.call(fleet_functions.close(FLEET.fleet_id, slot, generation, 30.0)) == 0
+    )  # lease lives
+    assert fleet.call(fleet_functions.close(FLEET.fleet_id, slot, generation, -1)) == 1
+    assert fleet.call(make_heartbeat(FLEET, slot, generation, counters=None)) == []
+    call = reservations.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5)))
     assert fleet.call(call)[0] == b"gone"
 
 
 def test_a_choice_is_refused_when_its_batch_has_moved(fleet: EmbeddedServer) -> None:
     """A policy learns that its choice has other counters by now, and what they are."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
-    fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
-    fleet.call(functions.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
+    fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
+    fleet.call(reservations.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
     rows = candidates((slot, generation, 9))
 
-    call = functions.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=0)
+    call = reservations.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=0)
     status, index, states = fleet.call(call)
     assert (status, index) == (b"moved", 0)
-    assert np.frombuffer(states, functions.CANDIDATE_STATE).tolist() == [(5, 1, 9)]
+    assert np.frombuffer(states, reservations.CANDIDATE_STATE).tolist() == [(5, 1, 9)]
 
-    call = functions.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=1)
+    call = reservations.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=1)
     assert fleet.call(call)[:2] == [b"ok", 0]
 
 
 def test_a_dead_router_is_reaped_exactly_once(fleet: EmbeddedServer) -> None:
     """The first caller after the lease has ended takes everything back; the next finds nothing."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
-    fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
+    fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
     for sequence in range(5):
         fleet.call(
-            functions.reserve(FLEET.fleet_id, router, sequence, candidates((slot, generation, 7)))
+            reservations.reserve(
+                FLEET.fleet_id, router, sequence, candidates((slot, generation, 7))
+            )
         )
-    assert fleet.call(functions.reap(FLEET.fleet_id)) == []  # its lease lives
+    assert fleet.call(reservations.reap(FLEET.fleet_id)) == []  # its lease lives
     fleet.redis.zadd(keys.routers(FLEET.fleet_id), {router: 1.0})  # ended long ago
 
-    assert fleet.call(functions.reap(FLEET.fleet_id)) == [b"a", 5]
-    assert fleet.call(functions.reap(FLEET.fleet_id)) == []
+    assert fleet.call(reservations.reap(FLEET.fleet_id)) == [b"a", 5]
+    assert fleet.call(reservations.reap(FLEET.fleet_id)) == []
     assert fleet.counters(FLEET).slots[slot]["reserved_requests"] == 0
-    assert fleet.call(functions.register(FLEET.fleet_id, router, begin=False)) == 0
+    assert fleet.call(reservations.register(FLEET.fleet_id, router, begin=False)) == 0
 
 
 def test_a_notice_reaches_the_sidecar_of_its_slot_once(fleet: EmbeddedServer) -> None:
     """It comes with the next heartbeat; one for an earlier user of the slot never."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     packed = Notice(decided_s=1.5, predicted_tokens=0, actual_tokens=16, hashes=b"h" * 8).encode()
-    assert fleet.call(functions.notice(FLEET.fleet_id, slot, generation, packed)) == 1
-    assert fleet.call(functions.notice(FLEET.fleet_id, slot, generation + 1, packed)) == 0
+    assert fleet.call(fleet_functions.notice(FLEET.fleet_id, slot, generation, packed)) == 1
+    assert fleet.call(fleet_functions.notice(FLEET.fleet_id, slot, generation + 1, packed)) == 0
 
-    beat = functions.heartbeat(FLEET, slot, generation, counters=None)
-    first = functions.heartbeat_reply(fleet.call(beat))
-    second = functions.heartbeat_reply(fleet.call(beat))
+    beat = make_heartbeat(FLEET, slot, generation, counters=None)
+    first = fleet_functions.heartbeat_reply(fleet.call(beat))
+    second = fleet_functions.heartbeat_reply(fleet.call(beat))
     assert first is not None
     assert second is not None
     assert (packed,) == first.notices
@@ -302,11 +304,11 @@ def test_a_notice_reaches_the_sidecar_of_its_slot_once(fleet: EmbeddedServer) ->
 
 def test_only_the_newest_notices_wait(fleet: EmbeddedServer) -> None:
     """A sidecar that is away finds a bounded list, the oldest gone."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     for i in range(NOTICES_PER_SLOT_MAX + 3):
-        fleet.call(functions.notice(FLEET.fleet_id, slot, generation, b"%d" % i))
-    reply = functions.heartbeat_reply(
-        fleet.call(functions.heartbeat(FLEET, slot, generation, counters=None))
+        fleet.call(fleet_functions.notice(FLEET.fleet_id, slot, generation, b"%d" % i))
+    reply = fleet_functions.heartbeat_reply(
+        fleet.call(make_heartbeat(FLEET, slot, generation, counters=None))
     )
     assert reply is not None
     assert [b"%d" % i for i in range(3, NOTICES_PER_SLOT_MAX + 3)] == list(reply.notices)
@@ -314,21 +316,21 @@ def test_only_the_newest_notices_wait(fleet: EmbeddedServer) -> None:
 
 def test_a_heartbeat_tells_how_complete_the_index_is(fleet: EmbeddedServer) -> None:
     """Blocks and completeness stand in the counters, for routers and operators."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     index = IndexCounters(blocks=7, completeness_ratio=0.25)
-    fleet.call(functions.heartbeat(FLEET, slot, generation, index=index, counters=None))
+    fleet.call(make_heartbeat(FLEET, slot, generation, index=index, counters=None))
     row = fleet.counters(FLEET).slots[slot]
     assert (row["index_blocks"], row["completeness_millionths"]) == (7, 250_000)
 
 
 def test_a_slot_is_given_up_for_another_in_one_step(fleet: EmbeddedServer) -> None:
     """An instance that has to move is in the fleet once, at every moment, also when it is full."""
-    former = tuple(fleet.call(functions.join(FLEET.fleet_id, RECORD)))
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD, former=former)) == [1, 1]
+    former = tuple(fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD)))
+    assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD, former=former)) == [1, 1]
     flags = fleet.counters(FLEET).slots["flags"]
     assert flags[0] & SlotFlag.CLOSING
     assert flags[1] == SlotFlag.USED
 
     others_former = (SlotIndex(1), 7)  # the slot has passed on
-    assert fleet.call(functions.join(FLEET.fleet_id, RECORD, former=others_former)) == [2, 1]
+    assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD, former=others_former)) == [2, 1]
     assert fleet.counters(FLEET).slots["flags"][1] == SlotFlag.USED

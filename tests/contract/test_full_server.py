@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import redis.exceptions
-from builders import make_fleet_record
+from builders import make_fleet_record, make_heartbeat
 from contract.embedded_server import EmbeddedServer
 
-from indexer.contract import functions, reservations, upkeep
+from indexer.contract import fleet_functions, functions, index_functions, reservations, upkeep
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash, RouterId, SlotIndex
 from indexer.contract.records import Notice
@@ -22,16 +22,16 @@ CANDIDATES = np.array([(SLOT, GENERATION, 5)], reservations.CANDIDATE)
 PACKED = Notice(decided_s=1.0, predicted_tokens=0, actual_tokens=16, hashes=b"h" * 8).encode()
 
 GO_ON = {
-    "create": (functions.create(FLEET), None),
-    "join": (functions.join(ID, b"\x80"), [1, 1]),
-    "open": (functions.open_slot(FLEET, SlotIndex(1), 1), 1),
-    "announce": (functions.announce(ID, SLOT, GENERATION, b"\x80\x80"), 1),
-    "heartbeat": (functions.heartbeat(FLEET, SLOT, GENERATION, counters=None), None),
-    "read": (functions.read(ID), None),
-    "lookup": (functions.lookup(FLEET, 0, b"".join(HASHES[:9])), None),
-    "remove": (functions.remove(FLEET, SLOT, GENERATION, HASHES[8::-1]), 1),
-    "sweep": (functions.sweep(FLEET, SLOT, GENERATION, 0, 16), 9),
-    "close": (functions.close(ID, SLOT, GENERATION, -1), 1),
+    "create": (fleet_functions.create(FLEET), None),
+    "join": (fleet_functions.join(ID, b"\x80"), [1, 1]),
+    "open": (index_functions.open_slot(FLEET, SlotIndex(1), 1), 1),
+    "announce": (fleet_functions.announce(ID, SLOT, GENERATION, b"\x80\x80"), 1),
+    "heartbeat": (make_heartbeat(FLEET, SLOT, GENERATION, counters=None), None),
+    "read": (reservations.read(ID), None),
+    "lookup": (index_functions.lookup(FLEET, 0, b"".join(HASHES[:9])), None),
+    "remove": (index_functions.remove(FLEET, SLOT, GENERATION, HASHES[8::-1]), 1),
+    "sweep": (index_functions.sweep(FLEET, SLOT, GENERATION, 0, 16), 9),
+    "close": (fleet_functions.close(ID, SLOT, GENERATION, -1), 1),
     "list": (upkeep.list_fleet(ID), 1),
     "lease": (upkeep.lease(ID, b"me", 10.0), 1),
     "budgets": (upkeep.budgets(ID, {(SLOT, GENERATION): 4}), 1),
@@ -45,8 +45,8 @@ GO_ON = {
     "reap": (reservations.reap(ID, ROUTER), [b"r", 1]),
 }
 REFUSED = {
-    "store": functions.store(FLEET, SLOT, GENERATION, HASHES[9:]),
-    "notice": functions.notice(ID, SLOT, GENERATION, PACKED),
+    "store": index_functions.store(FLEET, SLOT, GENERATION, HASHES[9:]),
+    "notice": fleet_functions.notice(ID, SLOT, GENERATION, PACKED),
 }
 
 
@@ -54,9 +54,9 @@ REFUSED = {
 def full(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
     """A fleet of one instance with nine blocks and one reservation; then memory is full."""
     server.found(FLEET)
-    assert server.call(functions.join(ID, b"\x80")) == [SLOT, GENERATION]
-    assert server.call(functions.open_slot(FLEET, SLOT, GENERATION)) == 1
-    assert server.call(functions.store(FLEET, SLOT, GENERATION, HASHES[:9])) == 1
+    assert server.call(fleet_functions.join(ID, b"\x80")) == [SLOT, GENERATION]
+    assert server.call(index_functions.open_slot(FLEET, SLOT, GENERATION)) == 1
+    assert server.call(index_functions.store(FLEET, SLOT, GENERATION, HASHES[:9])) == 1
     assert server.call(reservations.register(ID, ROUTER, begin=True)) == 1
     assert server.call(reservations.reserve(ID, ROUTER, 1, CANDIDATES))[0] == b"ok"
     server.redis.config_set("maxmemory", 1)
@@ -84,7 +84,7 @@ def test_what_is_refused(full: EmbeddedServer, name: str) -> None:
     assert isinstance(refused.value, REDIS_WEATHER)
     assert full.redis.dbsize() == before
     out = np.zeros(256, np.int64)
-    functions.depths(full.call(functions.lookup(FLEET, 0, b"".join(HASHES))), out)
+    index_functions.depths(full.call(index_functions.lookup(FLEET, 0, b"".join(HASHES))), out)
     assert out[SLOT] == 9
 
 
@@ -101,5 +101,5 @@ def test_every_function_is_accounted_for() -> None:
 
 def test_a_closed_slot_is_freed(full: EmbeddedServer) -> None:
     """Leaving goes on to its end."""
-    assert full.call(functions.close(ID, SLOT, GENERATION, -1)) == 1
-    assert full.call(functions.free(ID, SLOT, GENERATION)) == 1
+    assert full.call(fleet_functions.close(ID, SLOT, GENERATION, -1)) == 1
+    assert full.call(fleet_functions.free(ID, SLOT, GENERATION)) == 1

@@ -7,7 +7,7 @@ from contract.reference import ReferenceIndex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.contract import block_hash, functions, keys
+from indexer.contract import block_hash, index_functions, keys
 from indexer.contract.identifiers import BlockHash, SlotIndex
 
 SLOTS = 256
@@ -24,8 +24,8 @@ def chain(path: list[int]) -> list[BlockHash]:
 def depths(server: EmbeddedServer, hashes: list[BlockHash]) -> list[int]:
     """The lookup's answer as leading blocks per slot."""
     out = np.zeros(SLOTS, np.int64)
-    call = functions.lookup(FLEET, 0, b"".join(hashes))
-    functions.depths(server.call(call), out)
+    call = index_functions.lookup(FLEET, 0, b"".join(hashes))
+    index_functions.depths(server.call(call), out)
     return out.tolist()
 
 
@@ -45,10 +45,10 @@ def test_lookup_equals_the_linear_walk(
     for first, count, path in crowds:  # enough holders of one block for the bitmap form
         holdings = holdings + [(slot, path) for slot in range(first, first + count)]
     for slot, _ in holdings:
-        server.call(functions.open_slot(FLEET, slot, 1))
+        server.call(index_functions.open_slot(FLEET, slot, 1))
     for slot, path in holdings:
         hashes = chain(path)
-        call = functions.store(FLEET, SlotIndex(slot), 1, hashes)
+        call = index_functions.store(FLEET, SlotIndex(slot), 1, hashes)
         assert server.call(call) == 1
         reference.store(slot, hashes)
     for slot, path in taken:
@@ -57,7 +57,9 @@ def test_lookup_equals_the_linear_walk(
         gone = [h for h in chain(path)[len(path) // 2 :] if h in below]
         prefixes = {tuple(chain(p)[: len(p)]) for s, p in holdings if s == slot}
         gone += [h for c in prefixes for i, h in enumerate(c) if set(c[:i]) & set(gone)]
-        call = functions.remove(FLEET, SlotIndex(slot), 1, list(dict.fromkeys(reversed(gone))))
+        call = index_functions.remove(
+            FLEET, SlotIndex(slot), 1, list(dict.fromkeys(reversed(gone)))
+        )
         server.call(call)
         reference.remove(slot, gone)
 
@@ -71,16 +73,18 @@ def test_one_holder_more_than_a_list_holds_and_back(server: EmbeddedServer) -> N
     server.clear()
     hashes = chain([1, 2, 3])
     for slot in range(33):
-        server.call(functions.open_slot(FLEET, slot, 1))
-        server.call(functions.store(FLEET, slot, 1, hashes))
+        server.call(index_functions.open_slot(FLEET, slot, 1))
+        server.call(index_functions.store(FLEET, slot, 1, hashes))
     assert depths(server, hashes)[:34] == [3] * 33 + [0]
 
     for slot in range(2, 33):
-        server.call(functions.remove(FLEET, slot, 1, hashes[::-1]))
+        server.call(index_functions.remove(FLEET, slot, 1, hashes[::-1]))
 
     assert depths(server, hashes)[:4] == [3, 3, 0, 0]
     # Two holders are two bytes again, whichever way they came to be two.
-    buckets = [keys.bucket(functions.anchor(FLEET, 0), i) for i in range(2**FLEET.bucket_bits)]
+    buckets = [
+        keys.bucket(index_functions.anchor(FLEET, 0), i) for i in range(2**FLEET.bucket_bits)
+    ]
     assert {b"\x00\x01"} == {value for key in buckets for value in server.redis.hvals(key)}
 
 
@@ -88,11 +92,11 @@ def test_an_older_generation_cannot_write(server: EmbeddedServer) -> None:
     """A sidecar that lost its slot changes nothing of the slot's next user."""
     server.clear()
     hashes = chain([1, 2])
-    assert server.call(functions.open_slot(FLEET, 3, 2)) == 1
-    assert server.call(functions.open_slot(FLEET, 3, 1)) == 0
-    assert server.call(functions.store(FLEET, 3, 1, hashes)) == 0
-    assert server.call(functions.store(FLEET, 3, 2, hashes)) == 1
-    assert server.call(functions.remove(FLEET, 3, 1, hashes)) == 0
+    assert server.call(index_functions.open_slot(FLEET, 3, 2)) == 1
+    assert server.call(index_functions.open_slot(FLEET, 3, 1)) == 0
+    assert server.call(index_functions.store(FLEET, 3, 1, hashes)) == 0
+    assert server.call(index_functions.store(FLEET, 3, 2, hashes)) == 1
+    assert server.call(index_functions.remove(FLEET, 3, 1, hashes)) == 0
     assert depths(server, hashes)[3] == 2
 
 
@@ -102,14 +106,14 @@ def test_a_sweep_leaves_nothing_of_its_slot(server: EmbeddedServer, paths) -> No
     server.clear()
     reference = ReferenceIndex()
     for slot in (1, 2, 40):
-        server.call(functions.open_slot(FLEET, slot, 1))
+        server.call(index_functions.open_slot(FLEET, slot, 1))
     for slot, path in paths:
-        server.call(functions.store(FLEET, slot, 1, chain(path)))
+        server.call(index_functions.store(FLEET, slot, 1, chain(path)))
         reference.store(slot, chain(path))
     held = sum(2 in holders for holders in reference.holders.values())
 
     taken = sum(
-        server.call(functions.sweep(FLEET, 2, 1, first, 16))
+        server.call(index_functions.sweep(FLEET, 2, 1, first, 16))
         for first in range(0, 2**FLEET.bucket_bits, 16)
     )
 
@@ -117,18 +121,18 @@ def test_a_sweep_leaves_nothing_of_its_slot(server: EmbeddedServer, paths) -> No
     assert taken == held
     for _, path in paths:
         assert depths(server, chain(path)) == reference.depths(chain(path), SLOTS)
-    assert server.call(functions.store(FLEET, 2, 1, chain([1]))) == 0
+    assert server.call(index_functions.store(FLEET, 2, 1, chain([1]))) == 0
 
 
 def test_a_late_sweep_spares_the_next_generation(server: EmbeddedServer) -> None:
     """A sweep for an earlier user of the slot changes nothing of the present one's blocks."""
     server.clear()
     hashes = chain([1, 2])
-    server.call(functions.open_slot(FLEET, SlotIndex(3), 2))
-    server.call(functions.store(FLEET, SlotIndex(3), 2, hashes))
+    server.call(index_functions.open_slot(FLEET, SlotIndex(3), 2))
+    server.call(index_functions.store(FLEET, SlotIndex(3), 2, hashes))
 
-    late = functions.sweep(FLEET, SlotIndex(3), 1, 0, 2**FLEET.bucket_bits)
+    late = index_functions.sweep(FLEET, SlotIndex(3), 1, 0, 2**FLEET.bucket_bits)
 
     assert server.call(late) == -1
     assert depths(server, hashes)[3] == 2
-    assert server.call(functions.store(FLEET, SlotIndex(3), 2, hashes)) == 1
+    assert server.call(index_functions.store(FLEET, SlotIndex(3), 2, hashes)) == 1

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from builders import make_fleet_record, make_instance
 from contract.embedded_server import EmbeddedServer
-from contract.prompts import tailed
+from contract.prompts import candidates, tailed
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, keys, reservations
 from indexer.contract.identifiers import RouterId
 from indexer.contract.limits import SIBLING_TTL_S
 from indexer.contract.milestones import Milestones
@@ -26,11 +26,6 @@ def fleet(server: EmbeddedServer) -> EmbeddedServer:
     return server
 
 
-def candidates(*rows: tuple[int, int, int]) -> np.ndarray:
-    """Rows of (slot, generation, new prefill tokens)."""
-    return np.array(list(rows), functions.CANDIDATE)
-
-
 def in_flight(milestones: Milestones, count: int = 1) -> InFlight:
     """For candidates with 16-token blocks."""
     return InFlight(milestones=milestones, block_size_tokens=np.full(count, 16))
@@ -38,12 +33,12 @@ def in_flight(milestones: Milestones, count: int = 1) -> InFlight:
 
 def test_what_siblings_are_told_expires(fleet: EmbeddedServer) -> None:
     """Keys have an end, and what is said has one of its own, even where others keep the key."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
-    fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
+    fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
     milestones, prompt = tailed(40, 0)
     row = candidates((slot, generation, prompt.tokens))
-    call = functions.reserve(
+    call = reservations.reserve(
         FLEET.fleet_id, router, 1, row, in_flight=in_flight(milestones), choice=0
     )
     *args, ttl_ms = call.args
@@ -52,9 +47,9 @@ def test_what_siblings_are_told_expires(fleet: EmbeddedServer) -> None:
     told = list(fleet.redis.scan_iter(f"{keys.sibling_prefix(FLEET.fleet_id)}*"))
     assert len(told) == len(prompt.milestones)
     assert all(0 < fleet.redis.pttl(key) <= ttl_ms for key in told)
-    assert functions.siblings(fleet.call(functions.read(FLEET.fleet_id, milestones))).tolist() == [
-        (slot, generation, 640)
-    ]
+    assert reservations.siblings(
+        fleet.call(reservations.read(FLEET.fleet_id, milestones))
+    ).tolist() == [(slot, generation, 640)]
 
     for key in told:
         fleet.redis.delete(key)
@@ -63,19 +58,19 @@ def test_what_siblings_are_told_expires(fleet: EmbeddedServer) -> None:
     for key in told:
         fleet.redis.persist(key)
     deadline_s = time.monotonic() + 5
-    while functions.siblings(fleet.call(functions.read(FLEET.fleet_id, milestones))).size:
+    while reservations.siblings(fleet.call(reservations.read(FLEET.fleet_id, milestones))).size:
         assert time.monotonic() < deadline_s, "a sibling is credited for ever"
 
 
 def test_a_prefix_names_a_bounded_number_of_siblings(fleet: EmbeddedServer) -> None:
     """Beyond 64 slots nobody is added; who is there may say so again."""
     router = RouterId("a")
-    fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
+    fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
     milestones, prompt = tailed(18, 0)
     for number in range(70):
-        slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+        slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
         row = candidates((slot, generation, prompt.tokens))
-        call = functions.reserve(
+        call = reservations.reserve(
             FLEET.fleet_id, router, number, row, in_flight=in_flight(milestones)
         )
         assert fleet.call(call)[0] == b"ok"
@@ -85,11 +80,11 @@ def test_a_prefix_names_a_bounded_number_of_siblings(fleet: EmbeddedServer) -> N
 
 def test_a_repeated_reservation_tells_what_was_booked(fleet: EmbeddedServer) -> None:
     """Its own tokens do not make it its own sibling, and it books nothing."""
-    slot, generation = fleet.call(functions.join(FLEET.fleet_id, RECORD))
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
-    fleet.call(functions.register(FLEET.fleet_id, router, begin=True))
+    fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
     milestones, prompt = tailed(40, 0)
-    call = functions.reserve(
+    call = reservations.reserve(
         FLEET.fleet_id,
         router,
         1,

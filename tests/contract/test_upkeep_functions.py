@@ -1,10 +1,10 @@
 """The sweeper's tools, and the order of writes, on a real server."""
 
 import pytest
-from builders import make_fleet_record
+from builders import make_fleet_record, make_heartbeat
 from contract.embedded_server import EmbeddedServer
 
-from indexer.contract import functions, keys, upkeep
+from indexer.contract import fleet_functions, index_functions, keys, upkeep
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import BUDGETS_TTL_S
 
@@ -22,7 +22,7 @@ def fleet(server: EmbeddedServer) -> EmbeddedServer:
     """An empty fleet in which slots 0 to 39 may write."""
     server.found(FLEET)
     for slot in range(40):
-        server.call(functions.open_slot(FLEET, SlotIndex(slot), 1))
+        server.call(index_functions.open_slot(FLEET, SlotIndex(slot), 1))
     return server
 
 
@@ -42,11 +42,11 @@ def test_a_budget_is_for_one_generation(fleet: EmbeddedServer) -> None:
     """Each division replaces the one before; who is not in it, or newer, has no limit."""
     record = b"\x80"
     for slot in (0, 1):
-        assert fleet.call(functions.join(FLEET.fleet_id, record)) == [slot, 1]
+        assert fleet.call(fleet_functions.join(FLEET.fleet_id, record)) == [slot, 1]
 
     def heard() -> list[int | None]:
-        beats = [functions.heartbeat(FLEET, SlotIndex(i), 1, counters=None) for i in (0, 1)]
-        replies = [functions.heartbeat_reply(fleet.call(beat)) for beat in beats]
+        beats = [make_heartbeat(FLEET, SlotIndex(i), 1, counters=None) for i in (0, 1)]
+        replies = [fleet_functions.heartbeat_reply(fleet.call(beat)) for beat in beats]
         return [reply and reply.budget_blocks for reply in replies]
 
     both = {(SlotIndex(0), 1): 70, (SlotIndex(1), 2): 80}
@@ -63,9 +63,9 @@ def test_measuring_every_bucket_tells_the_whole(fleet: EmbeddedServer) -> None:
     """Blocks, pairs and bytes are those the server counts, whether holders are a list or a map."""
     for slot in range(40):
         mine = HASHES[:10] if slot else HASHES[:256]
-        assert fleet.call(functions.store(FLEET, SlotIndex(slot), 1, mine)) == 1
+        assert fleet.call(index_functions.store(FLEET, SlotIndex(slot), 1, mine)) == 1
     buckets = range(1 << FLEET.bucket_bits)
-    keys_ = [keys.bucket(functions.anchor(FLEET, 0), b) for b in buckets]
+    keys_ = [keys.bucket(index_functions.anchor(FLEET, 0), b) for b in buckets]
     usages = [fleet.redis.memory_usage(key, samples=0) for key in keys_]
     taken = [usage + PLACE_OF_KEY_BYTES if usage else 0 for usage in usages]
 
@@ -92,7 +92,7 @@ def test_a_server_tells_of_its_memory(fleet: EmbeddedServer) -> None:
 
 def test_who_may_not_ask_a_server_measures_all_the_same(fleet: EmbeddedServer) -> None:
     """A user without INFO gets the index's part only."""
-    fleet.call(functions.store(FLEET, SLOT, 1, HASHES[:16]))
+    fleet.call(index_functions.store(FLEET, SLOT, 1, HASHES[:16]))
     fleet.redis.execute_command("ACL SETUSER plain on nopass ~* +@all -info")
     try:
         with fleet.redis.client() as client:
@@ -107,22 +107,24 @@ def test_who_may_not_ask_a_server_measures_all_the_same(fleet: EmbeddedServer) -
 def test_a_store_waits_for_the_one_before(fleet: EmbeddedServer) -> None:
     """The second page of a write is not stored where the first was refused."""
     first, second = HASHES[:256], HASHES[256:300]
-    late = functions.store(FLEET, SLOT, 1, second, after=first[-1])
-    assert fleet.call(late) == functions.OUT_OF_ORDER
-    assert not list(fleet.redis.scan_iter(keys.bucket(functions.anchor(FLEET, 0), 0)[:-1] + "*"))
-    assert fleet.call(functions.store(FLEET, SLOT, 1, first)) == 1
+    late = index_functions.store(FLEET, SLOT, 1, second, after=first[-1])
+    assert fleet.call(late) == index_functions.OUT_OF_ORDER
+    assert not list(
+        fleet.redis.scan_iter(keys.bucket(index_functions.anchor(FLEET, 0), 0)[:-1] + "*")
+    )
+    assert fleet.call(index_functions.store(FLEET, SLOT, 1, first)) == 1
     assert fleet.call(late) == 1
-    other = functions.store(FLEET, SlotIndex(4), 1, second, after=first[-1])
-    assert fleet.call(other) == functions.OUT_OF_ORDER
+    other = index_functions.store(FLEET, SlotIndex(4), 1, second, after=first[-1])
+    assert fleet.call(other) == index_functions.OUT_OF_ORDER
 
 
 @pytest.mark.parametrize("holders_count", [1, 40])
 def test_a_removal_waits_for_the_one_before(fleet: EmbeddedServer, holders_count: int) -> None:
     """Parents are not removed where the removal of their children was refused."""
     for slot in range(holders_count):
-        assert fleet.call(functions.store(FLEET, SlotIndex(slot), 1, HASHES[:9])) == 1
+        assert fleet.call(index_functions.store(FLEET, SlotIndex(slot), 1, HASHES[:9])) == 1
     children, parents = HASHES[8:4:-1], HASHES[4::-1]
-    late = functions.remove(FLEET, SlotIndex(0), 1, parents, after=children[-1])
-    assert fleet.call(late) == functions.OUT_OF_ORDER
-    assert fleet.call(functions.remove(FLEET, SlotIndex(0), 1, children)) == 1
+    late = index_functions.remove(FLEET, SlotIndex(0), 1, parents, after=children[-1])
+    assert fleet.call(late) == index_functions.OUT_OF_ORDER
+    assert fleet.call(index_functions.remove(FLEET, SlotIndex(0), 1, children)) == 1
     assert fleet.call(late) == 1

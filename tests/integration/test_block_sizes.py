@@ -18,7 +18,7 @@ from sidecar_run import running as sidecar
 from simulated_engine import running as simulated
 from waiting import until, until_equal
 
-from indexer.contract import block_hash, functions
+from indexer.contract import block_hash, fleet_functions, functions, index_functions
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
 from router.__main__ import composed
 from router.config import RouterConfig
@@ -72,14 +72,14 @@ class Fleet:
         return decision["hit_tokens"], actual, whole
 
     async def _depth(self, slot: int, tokens: list[int]) -> int:
-        fleet = await functions.read_fleet(self.probe.redis, FLEET)
+        fleet = await fleet_functions.read_fleet(self.probe.redis, FLEET)
         assert fleet is not None
         size = self.canonical_tokens
         start = block_hash.root(model_scope="m", block_size_tokens=size)
         hashes = block_hash.chain(start, block_hash.pack_tokens(tokens), size)
         out = np.zeros(SLOTS_PER_PARTITION_MAX, np.int64)
-        functions.depths(
-            await functions.run(self.probe.redis, functions.lookup(fleet, 0, hashes)), out
+        index_functions.depths(
+            await functions.run(self.probe.redis, index_functions.lookup(fleet, 0, hashes)), out
         )
         return int(out[slot])
 

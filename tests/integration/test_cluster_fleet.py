@@ -17,7 +17,7 @@ from redis.crc import key_slot
 from redis_servers import RedisCluster
 from waiting import until, until_equal
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, index_functions, keys
 from indexer.contract.link import connected
 from router.__main__ import Process, composed
 from router.config import RouterConfig
@@ -113,9 +113,9 @@ async def test_routers_predict_hits_over_a_cluster(cluster: RedisCluster) -> Non
             body = {"model": "sim", "prompt": prompt, "max_tokens": 4}
             async with running.clients[0].post(f"{url}/v1/completions", json=body) as answer:
                 assert answer.status == 200
-        record = await functions.read_fleet(link, FLEET)
+        record = await fleet_functions.read_fleet(link, FLEET)
         assert record is not None
-        anchors = [functions.anchor(record, partition) for partition in range(PARTITIONS)]
+        anchors = [index_functions.anchor(record, partition) for partition in range(PARTITIONS)]
         opened = await link.execute([("HLEN", anchor) for anchor in anchors])
         assert opened == [1, 1, 1, 0]
         for client in running.clients:

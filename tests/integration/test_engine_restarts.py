@@ -16,7 +16,7 @@ from sidecar_run import FLEET, Probe
 from waiting import until, until_equal
 
 from indexer.config import SidecarConfig
-from indexer.contract import functions, keys, reservations
+from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.identifiers import RouterId
 from indexer.contract.link import connected
 from indexer.contract.records import SlotFlag
@@ -97,8 +97,8 @@ async def route(client: redis.asyncio.Redis) -> None:
     router, sequence = RouterId("r"), 0
     while True:
         await functions.run(client, reservations.register(FLEET, router, begin=True))
-        raw = await functions.run(client, functions.read(FLEET))
-        counters = functions.fleet_counters(raw)
+        raw = await functions.run(client, reservations.read(FLEET))
+        counters = reservations.fleet_counters(raw)
         if counters is not None:
             slots = counters.slots
             is_open = np.flatnonzero(slots["flags"] == SlotFlag.USED)
@@ -119,7 +119,7 @@ async def test_memory_stays_flat_over_hundreds_of_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slots, blocks, reservations, keys and memory: after 300 restarts as after 50."""
-    monkeypatch.setattr(functions, "INSTANCE_LEASE_TTL_S", 1.0)
+    monkeypatch.setattr(fleet_functions, "INSTANCE_LEASE_TTL_S", 1.0)
     monkeypatch.setattr(sweeper, "INSTANCE_GRACE_S", 0.3)
     monkeypatch.setattr(sweeper, "ROUND_S", 0.2)
     monkeypatch.setattr(sweeper, "SWEEPER_LEASE_TTL_S", 2.0)

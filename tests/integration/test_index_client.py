@@ -8,7 +8,7 @@ import pytest
 from builders import make_instance
 from fleets import chain, found_fleet, report, store, until
 
-from indexer.contract import functions
+from indexer.contract import fleet_functions, functions
 from indexer.contract.link import connected
 from router.eligibility import eligible_snapshot
 from router.errors import IndexUnavailable, NoEligibleInstance
@@ -68,10 +68,10 @@ async def test_an_instance_that_joins_is_seen_by_the_next_request(
         served = await index.find("m")
         assert served is not None
         record = make_instance("late")
-        await functions.run(redis_client, functions.join(fleet.fleet_id, record.encode()))
+        await functions.run(redis_client, fleet_functions.join(fleet.fleet_id, record.encode()))
         snapshot = eligible_snapshot(await index.look(served, b""), 10)
         assert [r.instance_id for r in snapshot.instances] == ["a", "late"]
-        await functions.run(redis_client, functions.close(fleet.fleet_id, 0, 1, -1))
+        await functions.run(redis_client, fleet_functions.close(fleet.fleet_id, 0, 1, -1))
         snapshot = eligible_snapshot(await index.look(served, b""), 10)
         assert [r.instance_id for r in snapshot.instances] == ["late"]
 
@@ -80,7 +80,7 @@ async def test_adapters_and_aliases_are_names_of_their_own(redis_client, redis_s
     """An adapter is served by those that loaded it only; an alias by everybody who has it."""
     fleet = await found_fleet(redis_client, names=["a"])
     both = make_instance("b", models=["m", "alias"], adapters=["lora"], max_model_len_tokens=64)
-    await functions.run(redis_client, functions.join(fleet.fleet_id, both.encode()))
+    await functions.run(redis_client, fleet_functions.join(fleet.fleet_id, both.encode()))
     async with index_client(redis_socket) as index:
         await index.refresh()
         models = index.models()
@@ -149,7 +149,7 @@ async def test_an_emptied_redis_leaves_the_last_fleet_until_its_instances_are_ba
         assert served.fleet.epoch == fleet.epoch
 
         record = make_instance("b").encode()
-        await functions.run(redis_client, functions.join(fleet.fleet_id, record))
+        await functions.run(redis_client, fleet_functions.join(fleet.fleet_id, record))
         sighting = await index.look(served, b"")
         assert [r.instance_id for r in eligible_snapshot(sighting, 10).instances] == ["a", "b"]
         assert sighting.fleet.epoch == 8
@@ -188,7 +188,7 @@ async def test_dead_instances_are_not_a_fleet(redis_client, redis_socket) -> Non
     async with index_client(redis_socket) as index:
         served = await index.find("m")
         assert served is not None
-        await functions.run(redis_client, functions.close(fleet.fleet_id, 0, 1, -1))
+        await functions.run(redis_client, fleet_functions.close(fleet.fleet_id, 0, 1, -1))
         with pytest.raises(NoEligibleInstance):
             eligible_snapshot(await index.look(served, b""), 10)
         view = await index.fleet_view()

@@ -13,7 +13,7 @@ from redis_servers import RedisCluster, RedisServer, redis_server
 from sidecar_run import FLEET, Probe, chain_of, metric, running
 from waiting import until, until_equal
 
-from indexer.contract import block_hash, functions, reservations
+from indexer.contract import block_hash, fleet_functions, functions, index_functions, reservations
 from indexer.contract.identifiers import BlockHash, RouterId, SlotIndex
 from indexer.contract.link import connected
 from indexer.contract.records import FleetRecord
@@ -59,9 +59,11 @@ async def publish(engine: EngineStandIn, prompts: Sequence[list[int]], first: in
 
 async def held(client: redis.asyncio.Redis, slot: int) -> set[bytes]:
     """Every block that an instance of the only partition holds in the index, at one moment."""
-    fleet = await functions.read_fleet(client, FLEET)
+    fleet = await fleet_functions.read_fleet(client, FLEET)
     assert fleet is not None
-    everything = await client.eval(EVERY_BUCKET, 1, functions.anchor(fleet, 0), fleet.bucket_bits)
+    everything = await client.eval(
+        EVERY_BUCKET, 1, index_functions.anchor(fleet, 0), fleet.bucket_bits
+    )
     blocks, holders = everything[::2], everything[1::2]
     assert all(len(held_by) <= 31 for held_by in holders)
     return {own for own, held_by in zip(blocks, holders, strict=True) if slot in held_by}
@@ -83,11 +85,11 @@ async def fill(link: functions.BatchClient, fleet: FleetRecord, blocks: int) -> 
     """Blocks of instances 0 to 63, one holder each."""
     rng = np.random.default_rng(7)
     for slot in range(64):
-        await functions.run(link, functions.open_slot(fleet, SlotIndex(slot), 1))
+        await functions.run(link, index_functions.open_slot(fleet, SlotIndex(slot), 1))
         mine = [BlockHash(rng.bytes(8)) for _ in range(blocks // 64)]
         pages = [mine[i : i + 256] for i in range(0, len(mine), 256)]
         await functions.run_all(
-            link, [functions.store(fleet, SlotIndex(slot), 1, page) for page in pages]
+            link, [index_functions.store(fleet, SlotIndex(slot), 1, page) for page in pages]
         )
 
 
@@ -95,7 +97,7 @@ async def test_the_estimate_is_what_the_server_uses(server: RedisServer) -> None
     """By a sample of its buckets, an index of 64,000 blocks is measured within 15 %."""
     fleet = make_fleet_record(bucket_bits=10)
     async with connected(server.url, deadline_s=5.0) as link:
-        await functions.run(link, functions.create(fleet))
+        await functions.run(link, fleet_functions.create(fleet))
         await fill(link, fleet, 64)
         before = (await server.info("memory"))["used_memory"]
         await fill(link, fleet, 64_000)
@@ -163,7 +165,7 @@ async def count_of(read: Callable[..., object], *args: object) -> int:
 async def size_bytes(redis_socket: Path) -> float:
     """The whole index, every bucket measured."""
     async with connected(f"unix://{redis_socket}", deadline_s=5.0) as link:
-        fleet = await functions.read_fleet(link, FLEET)
+        fleet = await fleet_functions.read_fleet(link, FLEET)
         assert fleet is not None
         (sample,) = await memory.measure(link, fleet, buckets_max=256)
         assert sample.buckets == 1 << fleet.bucket_bits
@@ -258,11 +260,11 @@ async def test_each_partition_is_measured_where_it_is(cluster: RedisCluster) -> 
     """In a cluster every shard tells of itself, and partitions on one server share its limit."""
     fleet = make_fleet_record(bucket_bits=4, partitions=3)
     async with connected(cluster.url, deadline_s=5.0) as link:
-        await functions.run(link, functions.create(fleet))
+        await functions.run(link, fleet_functions.create(fleet))
         slot = SlotIndex(256)
-        await functions.run(link, functions.open_slot(fleet, slot, 1))
+        await functions.run(link, index_functions.open_slot(fleet, slot, 1))
         own = [BlockHash(bytes([n]) * 8) for n in range(100)]
-        assert await functions.run(link, functions.store(fleet, slot, 1, own)) == 1
+        assert await functions.run(link, index_functions.store(fleet, slot, 1, own)) == 1
         samples = await memory.measure(link, fleet, buckets_max=16)
     assert [sample.memberships for sample in samples] == [0, 100, 0]
     assert len({sample.server.run_id for sample in samples if sample.server}) == 3

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 import redis.asyncio
 from builders import make_request
-from decision_core import PROMPT, Router, running
+from decision_core import PROMPT, RouterCore, running
 from fleets import chain, found_fleet, reserved, store, until
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.link import connected
 from indexer.contract.records import FleetRecord
 from router.eligibility import eligible_snapshot
@@ -171,7 +171,7 @@ async def test_a_router_that_ends_gives_everything_back(redis_client, redis_sock
 async def test_a_killed_router_is_reaped_by_another(redis_client, redis_socket, fleet) -> None:
     """Its reservations end with its lease."""
     async with connected(f"unix://{redis_socket}") as link:
-        await Router(link).decide()  # its ledger's task, which would give it back, never runs
+        await RouterCore(link).decide()  # its ledger's task, which would give it back, never runs
     routers = keys.routers(fleet.fleet_id)
     ((router_id, _),) = await redis_client.zrange(routers, 0, -1, withscores=True)
     await redis_client.zadd(routers, {router_id: 1.0})  # its lease ended long ago
@@ -196,7 +196,7 @@ async def test_a_paused_router_registers_anew_and_books_again(
         _, booking = await router.decide()
         routers = keys.routers(fleet.fleet_id)
         ((first_id, _),) = await redis_client.zrange(routers, 0, -1, withscores=True)
-        await functions.run(redis_client, functions.reap(fleet.fleet_id, first_id.decode()))
+        await functions.run(redis_client, reservations.reap(fleet.fleet_id, first_id.decode()))
 
         async def registered_anew() -> bool:
             ids = await redis_client.zrange(routers, 0, -1)
@@ -217,7 +217,7 @@ async def test_no_candidate_left_is_said(redis_client, redis_socket, fleet) -> N
         assert served is not None
         snapshot = eligible_snapshot(await router.index.look(served, b""), 10)
         for slot in (0, 1):
-            await functions.run(redis_client, functions.close(fleet.fleet_id, slot, 1, -1))
+            await functions.run(redis_client, fleet_functions.close(fleet.fleet_id, slot, 1, -1))
         for policy in ("lmetric", "round_robin"):
             with pytest.raises(NoEligibleInstance):
                 await router.ledger.reserve(POLICIES[policy], make_request(10), snapshot)

@@ -15,25 +15,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from processes import children, exists
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[2]
 READY_S = 60
 GONE_S = 20
-
-
-def children(pid: int) -> set[int]:
-    """Processes started by a process that still run."""
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-def exists(pid: int) -> bool:
-    """Whether the process is there and not a zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def command_line(pid: int) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import children
 
 from deploy.demo.summary import PolicyResult
 
@@ -25,11 +26,6 @@ async def start_demo(out_dir: Path) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-
-
-def children(pid: int) -> set[int]:
-    """Processes started by a process that still run."""
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def running(pids: set[int]) -> set[int]:

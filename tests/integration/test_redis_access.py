@@ -12,11 +12,12 @@ import pytest
 from builders import make_fleet_record, make_instance
 from certificates import Certificates, make_certificates
 from fleets import chain
+from free_ports import free_ports
 from redis.exceptions import NoPermissionError
-from redis_servers import RedisServer, free_ports, redis_server
+from redis_servers import RedisServer, redis_server
 from waiting import until
 
-from indexer.contract import functions, keys, upkeep
+from indexer.contract import fleet_functions, functions, index_functions, keys, reservations, upkeep
 from indexer.contract.identifiers import RouterId, SlotIndex
 from indexer.contract.link import Link, connected
 
@@ -110,24 +111,27 @@ async def test_a_user_with_least_rights(tmp_path: Path) -> None:
 async def life(link: Link) -> None:
     """A fleet is founded, listed, written, read, booked on and cleared away."""
     fleet, router = make_fleet_record(), RouterId("r")
-    await functions.run(link, functions.create(fleet))
-    joining = functions.join(fleet.fleet_id, make_instance("a").encode())
+    await functions.run(link, fleet_functions.create(fleet))
+    joining = fleet_functions.join(fleet.fleet_id, make_instance("a").encode())
     assert await functions.run(link, joining) == [0, 1]
     await functions.run(link, upkeep.list_fleet(fleet.fleet_id))
     assert await link.execute_command("SMEMBERS", keys.directory()) == [fleet.fleet_id.encode()]
     hashes = chain(fleet, list(range(160)))
     slot = SlotIndex(0)
-    calls = [functions.open_slot(fleet, slot, 1), functions.store(fleet, slot, 1, hashes)]
+    calls = [
+        index_functions.open_slot(fleet, slot, 1),
+        index_functions.store(fleet, slot, 1, hashes),
+    ]
     assert await functions.run_all(link, calls) == [1, 1]
-    lookup = functions.lookup(fleet, 0, b"".join(hashes))
+    lookup = index_functions.lookup(fleet, 0, b"".join(hashes))
     assert await functions.run(link, lookup) == [10, b"\0"]
-    await functions.run(link, functions.register(fleet.fleet_id, router, begin=True))
-    candidates = np.array([(0, 1, 16)], functions.CANDIDATE)
-    booking = functions.reserve(fleet.fleet_id, router, 1, candidates)
+    await functions.run(link, reservations.register(fleet.fleet_id, router, begin=True))
+    candidates = np.array([(0, 1, 16)], reservations.CANDIDATE)
+    booking = reservations.reserve(fleet.fleet_id, router, 1, candidates)
     assert (await functions.run(link, booking))[0] == b"ok"
-    assert await functions.run(link, functions.reap(fleet.fleet_id, router))
+    assert await functions.run(link, reservations.reap(fleet.fleet_id, router))
     await functions.run(link, upkeep.measure(fleet, 0, [0, 1]))
-    anchor = functions.anchor(fleet, 0)
+    anchor = index_functions.anchor(fleet, 0)
     found = [key async for key in link.scan(anchor, keys.partition_pattern(anchor))]
     assert len(found) > 1
     assert await link.execute_command("UNLINK", *found) == len(found)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import make_fleet_record, make_instance
+from builders import make_fleet_record, make_heartbeat, make_instance
 from fleets import chain
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 from redis_servers import RedisCluster, RedisServer, redis_server
 from waiting import until, until_equal
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, functions, index_functions, keys, reservations
 from indexer.contract.identifiers import RouterId, SlotIndex
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import Link, connected
@@ -56,39 +56,41 @@ async def walkthrough(link: Link, fleet: FleetRecord) -> list[Any]:
         answers.append((call.function, shown(await functions.run(link, call))))
 
     fleet_id, hashes = fleet.fleet_id, chain(fleet, PROMPT)
-    await note(functions.create(fleet))
+    await note(fleet_functions.create(fleet))
     slots = []
     for n in range(8):
         slot, generation = await functions.run(
-            link, functions.join(fleet_id, make_instance(str(n)).encode())
+            link, fleet_functions.join(fleet_id, make_instance(str(n)).encode())
         )
         slots.append(SlotIndex(slot))
-        await note(functions.open_slot(fleet, slot, generation))
+        await note(index_functions.open_slot(fleet, slot, generation))
     answers.append(slots)
     for n, slot in enumerate(slots):
-        stores = [functions.store(fleet, slot, 1, hashes[: 10 * n])] if n else []
-        stores += [functions.remove(fleet, slot, 1, hashes[10 * n - 1 : 10 * n - 4 : -1])]
+        stores = [index_functions.store(fleet, slot, 1, hashes[: 10 * n])] if n else []
+        stores += [index_functions.remove(fleet, slot, 1, hashes[10 * n - 1 : 10 * n - 4 : -1])]
         answers.append(await functions.run_all(link, stores))
         counters = EngineCounters(running_count=n, waiting_count=1, kv_usage_ratio=0.5)
-        await note(functions.heartbeat(fleet, slot, 1, counters=counters), lambda reply: reply[:3])
+        await note(make_heartbeat(fleet, slot, 1, counters=counters), lambda reply: reply[:3])
     answers.append(await depths(link, fleet))
-    await note(functions.register(fleet_id, ROUTER, begin=True), bool)
-    candidates = np.array([(s, 1, 1600 - 16 * n) for n, s in enumerate(slots)], functions.CANDIDATE)
+    await note(reservations.register(fleet_id, ROUTER, begin=True), bool)
+    candidates = np.array(
+        [(s, 1, 1600 - 16 * n) for n, s in enumerate(slots)], reservations.CANDIDATE
+    )
     for sequence in range(1, 5):
-        await note(functions.reserve(fleet_id, ROUTER, sequence, candidates))
-    await note(functions.prefilled(fleet_id, ROUTER, 1))
-    await note(functions.release(fleet_id, ROUTER, 2))
-    book = (7).to_bytes(8, "little") + functions.RESERVATION.pack(slots[3], 1, 99, 0)
-    await note(functions.sync(fleet_id, ROUTER, book, forget_tombstones=True))
-    await note(functions.read(fleet_id), reserved)
-    await note(functions.reap(fleet_id, ROUTER))
-    await note(functions.read(fleet_id), reserved)
-    await note(functions.close(fleet_id, slots[7], 1, -1))
-    await note(functions.sweep(fleet, slots[7], 1, 0, 2**fleet.bucket_bits))
-    await note(functions.free(fleet_id, slots[7], 1))
+        await note(reservations.reserve(fleet_id, ROUTER, sequence, candidates))
+    await note(reservations.prefilled(fleet_id, ROUTER, 1))
+    await note(reservations.release(fleet_id, ROUTER, 2))
+    book = (7).to_bytes(8, "little") + reservations.RESERVATION.pack(slots[3], 1, 99, 0)
+    await note(reservations.sync(fleet_id, ROUTER, book, forget_tombstones=True))
+    await note(reservations.read(fleet_id), reserved)
+    await note(reservations.reap(fleet_id, ROUTER))
+    await note(reservations.read(fleet_id), reserved)
+    await note(fleet_functions.close(fleet_id, slots[7], 1, -1))
+    await note(index_functions.sweep(fleet, slots[7], 1, 0, 2**fleet.bucket_bits))
+    await note(fleet_functions.free(fleet_id, slots[7], 1))
     answers.append(await depths(link, fleet))
     for partition in range(fleet.partitions):
-        anchor = functions.anchor(fleet, partition)
+        anchor = index_functions.anchor(fleet, partition)
         found = [key async for key in link.scan(anchor, keys.partition_pattern(anchor))]
         answers.append(sorted(found))
     return answers
@@ -96,7 +98,7 @@ async def walkthrough(link: Link, fleet: FleetRecord) -> list[Any]:
 
 def reserved(reply: Any) -> list[Any]:
     """Requests and tokens reserved on each slot."""
-    counters = functions.fleet_counters(reply)
+    counters = reservations.fleet_counters(reply)
     assert counters is not None
     return counters.slots[["reserved_requests", "reserved_prefill_tokens"]].tolist()
 
@@ -104,10 +106,10 @@ def reserved(reply: Any) -> list[Any]:
 async def depths(link: Link, fleet: FleetRecord) -> list[int]:
     """Leading blocks of PROMPT by slot, over all partitions, for the first three of each."""
     hashes = b"".join(chain(fleet, PROMPT))
-    calls = [functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
+    calls = [index_functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
     out = np.zeros((fleet.partitions, SLOTS_PER_PARTITION_MAX), np.int64)
     for partition, reply in enumerate(await functions.run_all(link, calls)):
-        functions.depths(reply, out[partition])
+        index_functions.depths(reply, out[partition])
     return out[:, :3].tolist()
 
 
@@ -117,7 +119,10 @@ async def test_a_cluster_answers_as_one_server_does(link: Link, redis_client, re
     async with connected(f"unix://{redis_socket}", deadline_s=DEADLINE_S) as one:
         expected = await walkthrough(one, fleet)
     assert expected == await walkthrough(link, fleet)
-    assert len({key_slot(functions.anchor(fleet, p).encode()) * 3 // 16384 for p in range(4)}) == 3
+    assert (
+        len({key_slot(index_functions.anchor(fleet, p).encode()) * 3 // 16384 for p in range(4)})
+        == 3
+    )
 
 
 async def test_answers_belong_to_their_commands(link: Link, cluster: RedisCluster) -> None:
@@ -153,7 +158,7 @@ async def test_a_call_costs_one_round_trip(cluster: RedisCluster, read_replicas:
     """No node is asked for anything but the calls themselves; `hget` is the function's own."""
     fleet = make_fleet_record(partitions=4)
     hashes = b"".join(chain(fleet, PROMPT))
-    calls = [functions.lookup(fleet, p, hashes) for p in range(4)]
+    calls = [index_functions.lookup(fleet, p, hashes) for p in range(4)]
     async with connected(cluster.url, read_replicas=read_replicas) as link:
         await functions.run_all(link, calls)
         before = await cluster.commands()
@@ -171,7 +176,7 @@ async def test_a_shard_that_lacks_the_functions_gets_them(
 ) -> None:
     """Also when the other shards have them: whoever misses one loads them everywhere."""
     fleet = make_fleet_record(partitions=3)
-    calls = [functions.open_slot(fleet, SlotIndex(p * 256), 1) for p in range(3)]
+    calls = [index_functions.open_slot(fleet, SlotIndex(p * 256), 1) for p in range(3)]
     assert await functions.run_all(link, calls) == [1, 1, 1]
     for master in (await cluster.masters())[1:]:
         await master.ask("FUNCTION", "FLUSH")
@@ -218,11 +223,11 @@ async def test_lookups_go_to_replicas_and_everything_else_to_masters(cluster: Re
     fleet = make_fleet_record(partitions=4)
     shards = await cluster.shards()
     async with connected(cluster.url, deadline_s=DEADLINE_S, read_replicas=True) as link:
-        await functions.run(link, functions.create(fleet))
+        await functions.run(link, fleet_functions.create(fleet))
         for partition in range(4):
             slot = SlotIndex(partition * SLOTS_PER_PARTITION_MAX)
-            await functions.run(link, functions.open_slot(fleet, slot, 1))
-            stored = functions.store(fleet, slot, 1, chain(fleet, PROMPT)[: 10 + partition])
+            await functions.run(link, index_functions.open_slot(fleet, slot, 1))
+            stored = index_functions.store(fleet, slot, 1, chain(fleet, PROMPT)[: 10 + partition])
             assert await functions.run(link, stored) == 1
         expected = [[10 + p, 0, 0] for p in range(4)]
         await until_equal(expected, lambda: depths(link, fleet))  # the replicas follow
@@ -243,9 +248,9 @@ async def test_a_silent_replica_is_passed_over(cluster: RedisCluster) -> None:
     shards = await cluster.shards()
     async with connected(cluster.url, deadline_s=0.25, read_replicas=True) as link:
         await functions.load(link)
-        lookup = functions.lookup(fleet, 0, b"".join(chain(fleet, PROMPT)))
+        lookup = index_functions.lookup(fleet, 0, b"".join(chain(fleet, PROMPT)))
         await until_equal([], lambda: functions.run(link, lookup))  # its replica has them
-        at = key_slot(functions.anchor(fleet, 0).encode()) * 3 // 16384
+        at = key_slot(index_functions.anchor(fleet, 0).encode()) * 3 // 16384
         shards[at][1].pause()
         with pytest.raises(TimeoutError):
             await functions.run(link, lookup)
@@ -269,7 +274,7 @@ async def test_writes_are_as_even_as_partitions_allow(
     """Equal writes to every partition: the busiest of three shards is above the mean by so much."""
     fleet = make_fleet_record(partitions=partitions)
     masters = await cluster.masters()
-    calls = [functions.open_slot(fleet, SlotIndex(p * 256), 1) for p in range(partitions)]
+    calls = [index_functions.open_slot(fleet, SlotIndex(p * 256), 1) for p in range(partitions)]
     await functions.run_all(link, calls)
     before = [await writes(master) for master in masters]
     for _ in range(10):

@@ -16,7 +16,7 @@ from redis.exceptions import ReadOnlyError
 from redis_servers import RedisCluster, RedisServer, redis_server
 from waiting import until, until_equal
 
-from indexer.contract import functions, keys
+from indexer.contract import functions, index_functions, keys
 from indexer.contract.identifiers import SlotIndex
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import connected
@@ -83,12 +83,12 @@ async def test_a_shard_fails_over_under_traffic(
     hashes = chain(fleet, PROMPT)
     (master, replica), *_ = await cluster.shards()
     async with connected(cluster.url, deadline_s=DEADLINE_S, read_replicas=read_replicas) as link:
-        opens = [functions.open_slot(fleet, slot, 1) for slot in slots]
+        opens = [index_functions.open_slot(fleet, slot, 1) for slot in slots]
         assert await functions.run_all(link, opens) == [1, 1, 1]
-        stores = [functions.store(fleet, slot, 1, hashes) for slot in slots]
-        lookups = [functions.lookup(fleet, p, b"".join(hashes)) for p in range(3)]
+        stores = [index_functions.store(fleet, slot, 1, hashes) for slot in slots]
+        lookups = [index_functions.lookup(fleet, p, b"".join(hashes)) for p in range(3)]
         run_id = (await master.info("server"))["run_id"]
-        anchors = [functions.anchor(fleet, p) for p in range(3)]
+        anchors = [index_functions.anchor(fleet, p) for p in range(3)]
         await functions.run_all(link, stores)
         await until_equal(  # replicas follow
             [[10, b"\0"]] * 3, lambda: functions.run_all(link, lookups)
@@ -113,16 +113,16 @@ async def test_a_shard_fails_over_under_traffic(
 async def test_a_partition_moves_to_another_shard_under_traffic(cluster: RedisCluster) -> None:
     """Atomic slot migration there and back: every call is answered, by the one or the other."""
     fleet = make_fleet_record()
-    hashes, anchor = chain(fleet, PROMPT), functions.anchor(fleet, 0)
+    hashes, anchor = chain(fleet, PROMPT), index_functions.anchor(fleet, 0)
     slot = key_slot(anchor.encode())
     shards = await cluster.shards()
     at = slot * len(shards) // 16384
     source, target = shards[at][0], shards[at - 1][0]
     async with connected(cluster.url, deadline_s=10 * DEADLINE_S) as link:
         calls = [
-            functions.open_slot(fleet, SlotIndex(0), 1),
-            functions.store(fleet, SlotIndex(0), 1, hashes),
-            functions.lookup(fleet, 0, b"".join(hashes)),
+            index_functions.open_slot(fleet, SlotIndex(0), 1),
+            index_functions.store(fleet, SlotIndex(0), 1, hashes),
+            index_functions.lookup(fleet, 0, b"".join(hashes)),
         ]
 
         async def call() -> None:

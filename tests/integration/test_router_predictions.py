@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_heartbeat
 from fleets import chain, store
 from router_edge import PROMPT, FakeEngine, completion, edge, plain, stream_all
 from waiting import until, until_equal
 
-from indexer.contract import functions
+from indexer.contract import fleet_functions, functions
 from indexer.contract.identifiers import FleetId
 from indexer.contract.link import connected
 from indexer.contract.records import FleetRecord, IndexCounters, Notice
-from router.notices import Notices
+from router.notice_queue import NoticeQueue
 from router.telemetry import NOTICES
 
 pytestmark = pytest.mark.integration
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.integration
 async def heartbeat(client: Any, fleet: FleetRecord) -> tuple[float, list[Notice]]:
     """As the sidecar of slot 0 with half of what its engine holds: time and notices."""
     index = IndexCounters(blocks=3, completeness_ratio=0.5)
-    call = functions.heartbeat(fleet, 0, 1, index=index, counters=None)
-    reply = functions.heartbeat_reply(await functions.run(client, call))
+    call = make_heartbeat(fleet, 0, 1, index=index, counters=None)
+    reply = fleet_functions.heartbeat_reply(await functions.run(client, call))
     assert reply is not None
     return reply.now_s, [Notice.decode(packed) for packed in reply.notices]
 
@@ -91,7 +92,7 @@ async def test_notices_that_cannot_be_told_are_counted(tmp_path: Path) -> None:
     before = NOTICES.labels(result="failed")._value.get()
     notice = Notice(decided_s=0.0, predicted_tokens=0, actual_tokens=16, hashes=b"h" * 16)
     async with connected(f"unix://{tmp_path}/nobody.sock") as link:
-        notices = Notices(link, deadline_s=0.05)
+        notices = NoticeQueue(link, deadline_s=0.05)
         notices.tell(FleetId("f"), 0, 1, notice)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(notices.run())

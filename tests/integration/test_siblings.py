@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import redis.asyncio
 from builders import make_instance
-from decision_core import Router, running
+from decision_core import RouterCore, running
 from fleets import found_fleet, report, reserved, until
 
-from indexer.contract import functions, keys
+from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.identifiers import RouterId
 from indexer.contract.records import FleetRecord
 from router.snapshot import Booking, Decision
@@ -30,7 +30,7 @@ Booked = list[tuple[Decision, Booking]]
 
 
 @contextlib.asynccontextmanager
-async def four(socket: Path, *, in_flight_credit: bool = True) -> AsyncIterator[list[Router]]:
+async def four(socket: Path, *, in_flight_credit: bool = True) -> AsyncIterator[list[RouterCore]]:
     """Four routers that know the fleet."""
     async with contextlib.AsyncExitStack() as stack:
         contexts = [
@@ -43,7 +43,7 @@ async def four(socket: Path, *, in_flight_credit: bool = True) -> AsyncIterator[
         yield routers
 
 
-async def burst(routers: Sequence[Router], count: int, policy: str = "lmetric") -> Booked:
+async def burst(routers: Sequence[RouterCore], count: int, policy: str = "lmetric") -> Booked:
     """Equal long prompts at once, through all routers."""
     return await asyncio.gather(
         *(routers[n % len(routers)].decide(policy, prompt=LONG) for n in range(count))
@@ -56,11 +56,11 @@ async def loaded_fleet(
     """Instances with so many foreign requests and so many queued prefill tokens each."""
     fleet = await found_fleet(client, names=[f"i{n}" for n in range(len(batches))])
     router = RouterId("background")
-    await functions.run(client, functions.register(fleet.fleet_id, router, begin=True))
+    await functions.run(client, reservations.register(fleet.fleet_id, router, begin=True))
     for slot, (batch, queue) in enumerate(zip(batches, queues, strict=True)):
         await report(client, fleet, slot, running=batch, waiting=0)
-        row = np.array([(slot, 1, queue)], functions.CANDIDATE)
-        await functions.run(client, functions.reserve(fleet.fleet_id, router, slot + 1, row))
+        row = np.array([(slot, 1, queue)], reservations.CANDIDATE)
+        await functions.run(client, reservations.reserve(fleet.fleet_id, router, slot + 1, row))
     return fleet
 
 
@@ -151,7 +151,7 @@ async def test_hits_in_flight_are_whole_blocks_of_the_engine(redis_client, redis
     """An engine with larger blocks reuses fewer tokens of a sibling, as of its own cache."""
     fleet = await found_fleet(redis_client, names=[])
     record = make_instance("a", block_size_tokens=128).encode()
-    await functions.run(redis_client, functions.join(fleet.fleet_id, record))
+    await functions.run(redis_client, fleet_functions.join(fleet.fleet_id, record))
     prompt = [3] * (30 * BLOCK)
     async with running(redis_socket, deadline_s=DEADLINE_S) as router:
         await router.decide(prompt=prompt)
@@ -175,15 +175,15 @@ async def test_a_request_that_is_not_in_prefill_any_more_gives_no_credit(
             case "reaped":
                 (router_id,) = await redis_client.zrange(keys.routers(fleet.fleet_id), 0, -1)
                 await functions.run(
-                    redis_client, functions.reap(fleet.fleet_id, RouterId(router_id.decode()))
+                    redis_client, reservations.reap(fleet.fleet_id, RouterId(router_id.decode()))
                 )
                 # What its own books still have is gone as well: another router asks.
                 router.ledger._books.clear()
             case _:
-                await functions.run(redis_client, functions.close(fleet.fleet_id, 0, 1, -1))
-                await functions.run(redis_client, functions.free(fleet.fleet_id, 0, 1))
+                await functions.run(redis_client, fleet_functions.close(fleet.fleet_id, 0, 1, -1))
+                await functions.run(redis_client, fleet_functions.free(fleet.fleet_id, 0, 1))
                 record = make_instance("a").encode()
-                await functions.run(redis_client, functions.join(fleet.fleet_id, record))
+                await functions.run(redis_client, fleet_functions.join(fleet.fleet_id, record))
         await until(router.ledger.settled, "settled")
         decision, _ = await router.decide(prompt=LONG)
     assert (decision.hit_tokens, decision.in_flight_tokens) == (0, 0)

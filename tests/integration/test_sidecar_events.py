@@ -73,7 +73,7 @@ async def test_replay_socket_that_never_answers_is_given_up(
     redis_socket: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Live events are followed all the same, and the metrics say that replays are not to be had."""
-    monkeypatch.setattr(ring, "SILENCE_S", 0.1)
+    monkeypatch.setattr(ring, "REPLAY_SILENCE_S", 0.1)
     engine = EngineStandIn()
     with socket.create_server(("127.0.0.1", 0)) as mute:
         engine.publishers[0].replay_port = mute.getsockname()[1]

@@ -10,7 +10,7 @@ from engine_stand_in import EngineStandIn, EventPublisher, stored
 from sidecar_run import FLEET, PROMPT, Probe, metric, running
 from waiting import WAIT_S, until, until_equal
 
-from indexer.contract import functions, keys, upkeep
+from indexer.contract import fleet_functions, functions, keys, reservations, upkeep
 from indexer.contract.identifiers import RouterId, SlotIndex
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S, SLOTS_PER_PARTITION_MAX
 from indexer.contract.records import InstanceRecord, SlotFlag
@@ -107,7 +107,7 @@ async def test_slot_of_a_crashed_sidecar_is_swept(redis_socket: Path, probe: Pro
             await until_equal({0: SlotFlag.USED, 1: SlotFlag.USED}, probe.slots)
             await two.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
             await until_equal([0, 4], probe.depths)
-            await functions.run(probe.redis, functions.close(FLEET, SlotIndex(1), 1, -1))
+            await functions.run(probe.redis, fleet_functions.close(FLEET, SlotIndex(1), 1, -1))
             # Its own sidecar notices, joins anew, and the closed slot becomes free again.
             await until_equal({0: SlotFlag.USED, 2: SlotFlag.USED}, probe.slots)
             await until_equal([0, 0, 4], probe.depths)
@@ -119,9 +119,9 @@ async def test_dead_routers_are_reaped(redis_socket: Path, probe: Probe) -> None
     async with engine, running(engine, redis_socket):
         await until_equal({0: SlotFlag.USED}, probe.slots)
         router = RouterId("gone")
-        await functions.run(probe.redis, functions.register(FLEET, router, begin=True))
-        candidates = np.array([(0, 1, 500)], functions.CANDIDATE)
-        await functions.run(probe.redis, functions.reserve(FLEET, router, 1, candidates))
+        await functions.run(probe.redis, reservations.register(FLEET, router, begin=True))
+        candidates = np.array([(0, 1, 500)], reservations.CANDIDATE)
+        await functions.run(probe.redis, reservations.reserve(FLEET, router, 1, candidates))
         await probe.redis.zadd(keys.routers(FLEET), {router: 1.0})
 
         async def reserved() -> int:
@@ -188,14 +188,14 @@ async def test_full_fleet_has_a_slot_later(redis_socket: Path, probe: Probe) -> 
         await until_equal({0: SlotFlag.USED}, probe.slots)
         (record,) = await probe.instances()
         taken = [
-            await functions.run(probe.redis, functions.join(FLEET, record.encode()))
+            await functions.run(probe.redis, fleet_functions.join(FLEET, record.encode()))
             for _ in range(SLOTS_PER_PARTITION_MAX)
         ]
         assert taken[-2:] == [[255, 1], []]
         await late.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
         async with running(late, redis_socket) as metrics:
             await until_equal(1, lambda: metric(metrics, "fleet_full"))
-            await functions.run(probe.redis, functions.close(FLEET, SlotIndex(77), 1, -1))
+            await functions.run(probe.redis, fleet_functions.close(FLEET, SlotIndex(77), 1, -1))
             await until_equal(4, lambda: depth_of(probe, 77))
             assert metric(metrics, "fleet_full") == 0
 
@@ -210,7 +210,7 @@ async def test_silent_engine_outlives_every_expiry(
 ) -> None:
     """An engine without events for many times the expiry of its fleet's keys, scaled to seconds."""
     ttl_s = 1
-    for module in (functions, upkeep):
+    for module in (fleet_functions, upkeep):
         monkeypatch.setattr(module, "DIRECTORY_TTL_S", ttl_s)
     monkeypatch.setattr(membership, "DIRECTORY_RENEW_S", ttl_s / 10)
     engine = EngineStandIn()
@@ -236,6 +236,6 @@ async def test_silent_engine_outlives_every_expiry(
 
         await until(is_quiet_for_long, "several expiries have passed")
         assert [record] == await probe.instances()
-        assert await functions.read_fleet(probe.redis, FLEET) is not None
+        assert await fleet_functions.read_fleet(probe.redis, FLEET) is not None
         assert metric(metrics, "republishes_total") == 0
         assert await probe.completeness() == 1

@@ -11,7 +11,7 @@ from sidecar_run import FLEET, PROMPT, Probe, metric, running
 from waiting import until, until_equal
 
 from indexer import follower
-from indexer.contract import functions
+from indexer.contract import fleet_functions, functions
 from indexer.contract.identifiers import SlotIndex
 from indexer.engine.vllm_events import Batch, BlockRemoved, decode_batch
 
@@ -80,7 +80,7 @@ async def test_malformed_notices_are_counted(redis_socket: Path, probe: Probe) -
     engine = EngineStandIn()
     async with engine, running(engine, redis_socket) as metrics:
         await until_equal(0, lambda: probe.eligible_depth(PROMPT))
-        call = functions.notice(FLEET, SlotIndex(0), 1, b"\xc1 garbage")
+        call = fleet_functions.notice(FLEET, SlotIndex(0), 1, b"\xc1 garbage")
         await functions.run(probe.redis, call)
         await until_equal({"malformed": 1.0}, lambda: verdicts(metrics))
 
@@ -143,7 +143,7 @@ async def test_repeatedly_worse_starts_over(
         assert await cache.claims_too_much(probe)
 
         await refute(cache, probe, times=2)
-        await until_equal({"worse": 2.0}, lambda: verdicts(metrics))
+        await until_equal({"over": 2.0}, lambda: verdicts(metrics))
         assert metric(metrics, "resyncs_total") == 0
         await refute(cache, probe, times=1)
         await until_equal(1, lambda: metric(metrics, "resyncs_total"))

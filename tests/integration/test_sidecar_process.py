@@ -18,7 +18,7 @@ from sidecar_process import sidecar_process
 from sidecar_run import Probe
 from waiting import until, until_equal
 
-from indexer.contract import functions, keys
+from indexer.contract import functions, keys, reservations
 from indexer.contract.identifiers import RouterId
 
 pytestmark = pytest.mark.integration
@@ -65,7 +65,9 @@ async def test_sigterm_leaves_gracefully(
             await line_of(child, "slot_left")
             await line_of(child, "sidecar_stopped")
             assert await child.wait() == 0
-    counters = functions.fleet_counters(await functions.run(redis_client, functions.read(FLEET)))
+    counters = reservations.fleet_counters(
+        await functions.run(redis_client, reservations.read(FLEET))
+    )
     assert counters is not None
     assert counters.slots["flags"].tolist() == [0]
 
@@ -103,7 +105,7 @@ async def test_inspect_decodes_everything(
         async with process(*args, "--instances_expected", "1") as child:
             await line_of(child, "events_subscribed")
             router = RouterId("r1")
-            await functions.run(redis_client, functions.register(FLEET, router, begin=True))
+            await functions.run(redis_client, reservations.register(FLEET, router, begin=True))
             fleet: dict[str, Any] = {}
 
             async def has_blocks_and_load() -> bool:
@@ -158,7 +160,7 @@ async def test_paused_sidecar_asks_before_it_renews(
     probe, cache = Probe(redis_client), Cache(engine.publishers[0])
     chat = prompt(1, 6)
     hurry = {
-        "indexer.contract.functions:INSTANCE_LEASE_TTL_S": 2.0,
+        "indexer.contract.fleet_functions:INSTANCE_LEASE_TTL_S": 2.0,
         "indexer.rank:INSTANCE_LEASE_TTL_S": 2.0,
     }
 

@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from cache_truth import Cache, prompt
+from cache_truth import CHAT, OTHER, THIRD, Cache, prompt, warmed
 from engine_stand_in import EngineStandIn, EventPublisher
 from prometheus_client import CollectorRegistry
 from sidecar_run import Probe, metric, running, until_subscribed
@@ -18,14 +18,6 @@ from indexer.engine.subscriber import Subscriber
 pytestmark = pytest.mark.integration
 
 CAPACITY_BLOCKS = 20
-CHAT, OTHER, THIRD = prompt(1, 6), prompt(2, 4), prompt(3, 3)
-
-
-async def warmed(cache: Cache, probe: Probe) -> None:
-    """Three prompts are served, and the index says so."""
-    for tokens in (CHAT, OTHER, THIRD):
-        await cache.serve(tokens)
-        await cache.until_exact(probe)  # one by one: the ring may be short
 
 
 async def lose_a_store_and_removals(cache: Cache) -> None:
@@ -130,7 +122,7 @@ async def test_check_without_a_ring_empties_the_queue(
     monkeypatch: pytest.MonkeyPatch, waiting: int, overflowed: bool
 ) -> None:
     """Everything that waited is delivered before the answer, which tells whether that was all."""
-    monkeypatch.setattr(subscriber, "MESSAGES_MAX", 3)
+    monkeypatch.setattr(subscriber, "LIVE_MESSAGES_MAX", 3)
     publisher = EventPublisher(has_replay=False)
     endpoint = f"tcp://127.0.0.1:{publisher.port}"
     monkeypatch.setattr(subscriber, "DRAINED_S", 2.0)

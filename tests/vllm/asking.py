@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from deploy.demo.audit import ServedRequest
+from tests.vllm.prompts import Prompts
 from tests.vllm.settings import ADAPTERS, NAME
 
 DEADLINE_S = 60.0
@@ -193,3 +194,10 @@ async def at_once(
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(run(job)) for job in jobs]
     return [task.result() for task in running]
+
+
+async def traffic(asker: Asker, prompts: Prompts, stems: list[list[int]], rounds: int) -> None:
+    """Ordinary requests that share the stems."""
+    for _ in range(rounds):
+        for stem in stems:
+            await asker.complete([*stem, *prompts.ids(9)])

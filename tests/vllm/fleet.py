@@ -27,6 +27,7 @@ from tests.vllm.forwarder import Forwarder
 from tests.vllm.settings import (
     ADAPTERS,
     BLOCK,
+    CHECKPOINTS,
     ENGINE_ENVIRONMENT,
     ENGINE_FLAGS,
     ENGINE_READY_S,
@@ -36,7 +37,6 @@ from tests.vllm.settings import (
     READY_S,
     RING_BATCHES,
     RUN_DIR,
-    SNAPSHOTS,
     STOP_S,
     VLLM_PYTHON,
 )
@@ -53,7 +53,7 @@ class Worker:
         engine_command: how the engine is started, every time.
         environment: of the engine.
         sidecar_command: how the sidecar is started, without the journal's path.
-        snapshot_path: folder of the sidecar's snapshots; None: it keeps none.
+        checkpoint_path: folder of the sidecar's checkpoints; None: it keeps none.
         forwarder: between the engine's events and the sidecar; None: there is nothing in between.
         engine: the running process.
         sidecar: the running process.
@@ -65,7 +65,7 @@ class Worker:
     engine_command: Sequence[str]
     environment: Mapping[str, str]
     sidecar_command: Sequence[str]
-    snapshot_path: Path | None = None
+    checkpoint_path: Path | None = None
     forwarder: Forwarder | None = None
     engine: Part | None = None
     sidecar: Part | None = None
@@ -271,13 +271,13 @@ def _worker(name: str, redis_url: str, pick: Callable[[int], int]) -> Worker:
         "metrics_port": metrics,
     }
     environment = dict(ENGINE_ENVIRONMENT)
-    forwarder, snapshot_path = None, None
+    forwarder, checkpoint_path = None, None
     if name == "b":
         engine |= {"event_topic": "kv@b", "replay_batches_max": RING_BATCHES}
         environment["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
-        if SNAPSHOTS:
-            snapshot_path = sidecar["snapshot_path"] = RUN_DIR / "snapshots"
-            snapshot_path.mkdir(exist_ok=True)
+        if CHECKPOINTS:
+            checkpoint_path = sidecar["checkpoint_path"] = RUN_DIR / "checkpoints"
+            checkpoint_path.mkdir(exist_ok=True)
         forwarded = pick(21_140)
         forwarder = Forwarder(f"tcp://{HOST}:{events}", f"tcp://{HOST}:{forwarded}")
         sidecar |= {
@@ -297,7 +297,7 @@ def _worker(name: str, redis_url: str, pick: Callable[[int], int]) -> Worker:
         engine_command=[*command, "--", *ENGINE_FLAGS, *lora],
         environment=environment,
         sidecar_command=_program("indexer", **sidecar),
-        snapshot_path=snapshot_path,
+        checkpoint_path=checkpoint_path,
         forwarder=forwarder,
     )
 

@@ -47,4 +47,4 @@ ENGINE_FLAGS = (
     *("--enforce-eager", "--dtype", "float32", "--distributed-executor-backend", "uni"),
 )
 
-SNAPSHOTS = "snapshot_path" in {one.name for one in fields(SidecarConfig)}
+CHECKPOINTS = "checkpoint_path" in {one.name for one in fields(SidecarConfig)}

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from waiting import until, until_equal
 
-from tests.vllm.asking import Asker
+from tests.vllm.asking import Asker, traffic
 from tests.vllm.cases import Report
 from tests.vllm.fleet import RealFleet
 from tests.vllm.prompts import Prompts
@@ -29,13 +29,6 @@ DEADLINE_S = 60.0
 def truth(fleet: RealFleet) -> Truth:
     """Index against engine."""
     return Truth(fleet=fleet)
-
-
-async def traffic(asker: Asker, prompts: Prompts, stems: list[list[int]], rounds: int) -> None:
-    """Ordinary requests that share the stems."""
-    for _ in range(rounds):
-        for stem in stems:
-            await asker.complete([*stem, *prompts.ids(9)])
 
 
 async def is_known(truth: Truth, name: str, prompt: list[int], tokens: int) -> bool:

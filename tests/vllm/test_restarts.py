@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from waiting import until, until_equal
 
-from tests.vllm.asking import Asked, Asker
+from tests.vllm.asking import Asked, Asker, traffic
 from tests.vllm.cases import Report
 from tests.vllm.fleet import RealFleet, Worker
 from tests.vllm.prompts import Prompts
-from tests.vllm.settings import BLOCK, LEASE_S, READY_S, RING_BATCHES, SNAPSHOTS
+from tests.vllm.settings import BLOCK, CHECKPOINTS, LEASE_S, READY_S, RING_BATCHES
 from tests.vllm.truth import Truth
 
 pytestmark = [
@@ -45,13 +45,6 @@ async def known_at(truth: Truth, worker: Worker, prompts: Prompts, count: int) -
         await truth.fill(worker, prompt)
     await until_equal(3 * BLOCK, partial(truth.predicted, worker, known[-1]))
     return known
-
-
-async def traffic(asker: Asker, prompts: Prompts, stems: list[list[int]], rounds: int) -> None:
-    """Ordinary requests that share the stems."""
-    for _ in range(rounds):
-        for stem in stems:
-            await asker.complete([*stem, *prompts.ids(9)])
 
 
 async def restarted_sidecar(
@@ -93,17 +86,17 @@ async def test_sidecar_killed_with_all_in_the_ring(
     )
 
 
-@pytest.mark.skipif(not SNAPSHOTS, reason="this sidecar has no --snapshot_path")
-async def test_sidecar_killed_with_a_snapshot(truth: Truth, asker: Asker, report: Report) -> None:
-    """The ring has wrapped, the snapshot and the ring together hold everything."""
+@pytest.mark.skipif(not CHECKPOINTS, reason="this sidecar has no --checkpoint_path")
+async def test_sidecar_killed_with_a_checkpoint(truth: Truth, asker: Asker, report: Report) -> None:
+    """The ring has wrapped, the checkpoint and the ring together hold everything."""
     worker, prompts = truth.fleet.workers["b"], Prompts(32)
-    assert worker.snapshot_path is not None
+    assert worker.checkpoint_path is not None
     for _ in range(RING_BATCHES + 5):
         await truth.fill(worker, prompts.blocks(1))
     known = await known_at(truth, worker, prompts, 4)
     written_s = time.time()
     await until(
-        lambda: _newest_s(worker.snapshot_path) > written_s, "a snapshot is written", READY_S
+        lambda: _newest_s(worker.checkpoint_path) > written_s, "a checkpoint is written", READY_S
     )
     known += await known_at(truth, worker, prompts, 4)  # only in the ring
     recovery_s = await restarted_sidecar(truth, worker, asker, prompts, known)
@@ -116,7 +109,7 @@ async def test_sidecar_killed_with_a_snapshot(truth: Truth, asker: Asker, report
     during = list(asker.asked)
     await traffic(asker, prompts, known, 3)
     await report.judge(
-        "sidecar killed, snapshot",
+        "sidecar killed, checkpoint",
         asker.asked[len(during) :],
         during=during,
         recovery_s=recovery_s,

@@ -12,10 +12,12 @@ from typing import Any, Final
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from indexer.contract.functions import LOOKUP, Command
+from indexer.contract.functions import Command
+from indexer.contract.index_functions import LOOKUP
 from indexer.contract.link import wire
 from indexer.contract.link.address import Address, Server
 from indexer.contract.link.cluster_nodes import ClusterNodes, Node
+from indexer.contract.link.deadline import DeadlineLink
 from indexer.contract.link.slots import host_of, slot_of, slot_of_key
 
 SENDINGS_MAX: Final = 5
@@ -37,7 +39,7 @@ class _Sending:
         self.failure: ResponseError | RedisConnectionError | None = None
 
 
-class ClusterLink:
+class ClusterLink(DeadlineLink):
     """Connections to all masters that heal themselves; `run` must be running.
 
     Args:
@@ -47,23 +49,12 @@ class ClusterLink:
     """
 
     def __init__(self, address: Address, *, deadline_s: float | None, read_replicas: bool) -> None:
-        self._deadline_s = deadline_s
+        super().__init__(deadline_s=deadline_s)
         self._read_replicas = read_replicas
         self._nodes = ClusterNodes(address, with_replicas=read_replicas)
 
-    async def execute_command(self, *command: bytes | str | float) -> Any:
-        """One command, one answer; see `Link`. FUNCTION goes to every master."""
-        (reply,) = await self.execute([command])
-        return reply
-
-    async def execute(self, commands: Iterable[Command]) -> list[Any]:
-        """Several commands, one write per node, their answers in order; see `Link`."""
-        if self._deadline_s is None:
-            return await self._execute(commands)
-        async with asyncio.timeout(self._deadline_s):
-            return await self._execute(commands)
-
     async def _execute(self, commands: Iterable[Command]) -> list[Any]:
+        """One write per node; FUNCTION goes to every master."""
         if not self._nodes.tried.is_set():  # the very first connections are worth waiting for
             await self._nodes.tried.wait()
         sendings = [_Sending(command) for command in commands]

@@ -4,7 +4,6 @@ Of several servers, the first in the URL that says it is the master is used: a f
 come back as a replica (managed services and Sentinel see to that).
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
@@ -13,13 +12,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from indexer.contract.functions import REDIS_WEATHER, Command
 from indexer.contract.link import wire
 from indexer.contract.link.address import Address, Server, Topology
+from indexer.contract.link.deadline import DeadlineLink
 from indexer.contract.link.wire import Opened, Wire
 
 HELLO: Final = ("INFO", "server", "replication")
 """Tells which process answers and whether it is a master."""
 
 
-class ServerLink:
+class ServerLink(DeadlineLink):
     """A multiplexed connection that heals itself; `run` must be running.
 
     Args:
@@ -29,23 +29,12 @@ class ServerLink:
 
     def __init__(self, address: Address, *, deadline_s: float | None) -> None:
         self._address = address
-        self._deadline_s = deadline_s
+        super().__init__(deadline_s=deadline_s)
         self._wire = Wire()
         self._has_to_be_master = address.topology is Topology.SENTINEL or len(address.servers) > 1
 
-    async def execute_command(self, *command: bytes | str | float) -> Any:
-        """One command, one answer; see `Link`."""
-        (reply,) = await self.execute([command])
-        return reply
-
-    async def execute(self, commands: Iterable[Command]) -> list[Any]:
-        """Several commands in one write, their answers in order; see `Link`."""
-        if self._deadline_s is None:
-            return await self._execute(commands)
-        async with asyncio.timeout(self._deadline_s):
-            return await self._execute(commands)
-
     async def _execute(self, commands: Iterable[Command]) -> list[Any]:
+        """In one write."""
         if not self._wire.tried.is_set():  # the very first connection is worth waiting for
             await self._wire.tried.wait()
         return await wire.gathered(self._wire.submit(commands))

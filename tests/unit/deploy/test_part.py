@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import exists
 
 from deploy.local.errors import PartCrashError
 from deploy.local.part import Part
@@ -23,14 +24,6 @@ DEADLINE_S = 10
 def make_part(tmp_path: Path, code: str) -> Part:
     """Build a part that runs a line of Python."""
     return Part(name="part-1", command=[sys.executable, "-c", code], log_path=tmp_path / "part.log")
-
-
-def exists(pid: int) -> bool:
-    """Whether the process is there and not a zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

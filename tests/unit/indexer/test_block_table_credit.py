@@ -1,42 +1,11 @@
 """Evidence is published as long as no event contradicts it."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
+from table_events import chain, remove, store
 
-from indexer.contract import block_hash
-from indexer.contract.identifiers import BlockHash
-from indexer.engine.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from indexer.table import departures, publication
+from indexer.engine.vllm_events import AllBlocksCleared, Event
+from indexer.table import published_set, recent_removals
 from indexer.table.block_table import BlockTable
-
-TOKENS = list(range(100, 164))
-
-
-def chain(tokens: Sequence[int] = TOKENS, size: int = 16) -> list[BlockHash]:
-    """Canonical hashes as the router computes them."""
-    root = block_hash.root(model_scope="m", block_size_tokens=size)
-    return block_hash.split(block_hash.chain(root, block_hash.pack_tokens(tokens), size))
-
-
-def store(
-    hashes: Sequence[int], first: int = 0, parent: int | None = None, **more: Any
-) -> BlockStored:
-    """A store of blocks of 16 tokens of the chain, from number `first` on."""
-    tokens = TOKENS[16 * first : 16 * (first + len(hashes))]
-    return BlockStored(
-        hashes=list(hashes),
-        parent=parent,
-        tokens=block_hash.pack_tokens(tokens),
-        block_size_tokens=16,
-        **more,
-    )
-
-
-def remove(*hashes: int, **more: Any) -> BlockRemoved:
-    """A removal of these blocks."""
-    return BlockRemoved(hashes=hashes, **more)
 
 
 def table(*events: Event, size: int = 16) -> BlockTable:
@@ -139,7 +108,7 @@ def test_evidence_is_void_where_anything_left_since(event: Event | None) -> None
 
 def test_evidence_older_than_what_is_remembered_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which blocks left is remembered for a bounded number of them."""
-    monkeypatch.setattr(departures, "DEPARTURES_MAX", 2)
+    monkeypatch.setattr(recent_removals, "RECENT_REMOVALS_MAX", 2)
     t = table(store([1], first=1), store([2], first=2), store([3], first=3))
     mark = t.mark
     t.apply(remove(1))
@@ -180,7 +149,7 @@ def test_evidence_names_nobody_where_two_may_be_meant() -> None:
 
 def test_credits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The beginning of the chain is credited."""
-    monkeypatch.setattr(publication, "CREDITS_MAX", 2)
+    monkeypatch.setattr(published_set, "CREDITS_MAX", 2)
     assert chain()[:2] == table().credit(chain()).added
 
 

@@ -1,39 +1,9 @@
 """After a loss of history a block is published only once the engine has shown that it is there."""
 
-from collections.abc import Sequence
-from typing import Any
+from table_events import chain, remove, store
 
-from indexer.contract import block_hash
-from indexer.contract.identifiers import BlockHash
-from indexer.engine.vllm_events import BlockRemoved, BlockStored
+from indexer.engine.vllm_events import BlockStored
 from indexer.table.block_table import BlockTable
-
-TOKENS = list(range(100, 164))
-
-
-def chain(tokens: Sequence[int] = TOKENS) -> list[BlockHash]:
-    """Canonical hashes as the router computes them."""
-    root = block_hash.root(model_scope="m", block_size_tokens=16)
-    return block_hash.split(block_hash.chain(root, block_hash.pack_tokens(tokens), 16))
-
-
-def store(
-    hashes: Sequence[int], first: int = 0, parent: int | None = None, **more: Any
-) -> BlockStored:
-    """A store of blocks of the chain from number `first` on."""
-    tokens = TOKENS[16 * first : 16 * (first + len(hashes))]
-    return BlockStored(
-        hashes=list(hashes),
-        parent=parent,
-        tokens=block_hash.pack_tokens(tokens),
-        block_size_tokens=16,
-        **more,
-    )
-
-
-def remove(*hashes: int, **more: Any) -> BlockRemoved:
-    """A removal of these blocks."""
-    return BlockRemoved(hashes=hashes, **more)
 
 
 def doubted(*stores: BlockStored) -> BlockTable:

@@ -4,7 +4,7 @@ import pytest
 from builders import make_fleet_record
 from redis.crc import key_slot
 
-from indexer.contract import functions, keys
+from indexer.contract import index_functions, keys
 from indexer.contract.link.address import Server
 from indexer.contract.link.slots import Shard, SlotMap, slot_of
 
@@ -75,5 +75,5 @@ def test_partitions_are_spread_evenly_over_shards(scope: str, shards: int, parti
     fleet = make_fleet_record(fleet_id=keys.fleet_id(scope), partitions=partitions)
     counts = [0] * shards
     for partition in range(partitions):
-        counts[key_slot(functions.anchor(fleet, partition).encode()) * shards // 16384] += 1
+        counts[key_slot(index_functions.anchor(fleet, partition).encode()) * shards // 16384] += 1
     assert set(counts) <= {partitions // shards, -(-partitions // shards)}

@@ -23,7 +23,10 @@ def table() -> BlockTable:
 def room() -> Room:
     """Without a limit."""
     return Room(
-        Telemetry(CollectorRegistry()), rank="0", instance_id=InstanceId("i"), blocks_per_block=1.0
+        Telemetry(CollectorRegistry()),
+        rank="0",
+        instance_id=InstanceId("i"),
+        canonical_blocks_per_engine_block=1.0,
     )
 
 

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from indexer.contract.limits import NOTICE_BLOCKS_MAX
 from indexer.contract.records import Notice
 from router.api_call import ApiCall, Endpoint, TextPrompt
-from router.notices import PER_INSTANCE_PER_S, QUEUE_BYTES_MAX, Notices
+from router.notice_queue import PER_INSTANCE_PER_S, QUEUE_BYTES_MAX, NoticeQueue
 from router.predictions import WINDOW_S, Predictions, notice_of
 from router.snapshot import Decision
 from router.telemetry import RequestRecord
@@ -60,7 +60,7 @@ class Proof:
 
     def __post_init__(self) -> None:
         """Compose."""
-        self.predictions = Predictions(cast("Notices", self.told), self.clock)
+        self.predictions = Predictions(cast("NoticeQueue", self.told), self.clock)
 
     def settle(self, made: Decision, actual_tokens: int | None, **changes: Any) -> str | None:
         """Compare one request; its verdict."""
@@ -162,7 +162,7 @@ def test_notices_go_to_the_slot_and_not_for_prompts_that_read_nothing() -> None:
 def test_the_share_of_exact_predictions_is_of_the_last_ten_minutes() -> None:
     """Per fleet and per instance, in the view and as a gauge; older requests fall out."""
     proof = Proof()
-    rosters = {FLEET: {"h:1/0": 1.0, "h:2/0": 0.5}}
+    completeness = {FLEET: {"h:1/0": 1.0, "h:2/0": 0.5}}
 
     def shown() -> tuple[Any, Any]:
         view: dict[str, Any] = {
@@ -176,7 +176,7 @@ def test_the_share_of_exact_predictions_is_of_the_last_ten_minutes() -> None:
         proof.settle(decision(), actual)
     proof.clock.now_s += WINDOW_S / 2
     proof.settle(decision(name="h:2/0#y"), 16)
-    proof.predictions.tend(rosters)
+    proof.predictions.tend(completeness)
     assert series("exact_prediction_ratio", fleet=FLEET) == 0.5
     assert shown()[0] == {
         "compared": 4,
@@ -189,10 +189,10 @@ def test_the_share_of_exact_predictions_is_of_the_last_ten_minutes() -> None:
     assert shown()[1]["exact_ratio"] == 0.0
 
     proof.clock.now_s += WINDOW_S * 0.6
-    proof.predictions.tend(rosters)
+    proof.predictions.tend(completeness)
     assert shown()[0]["compared"] == 1
     proof.clock.now_s += WINDOW_S
-    proof.predictions.tend(rosters)
+    proof.predictions.tend(completeness)
     assert shown()[1]["exact_ratio"] is None
     assert math.isnan(series("exact_prediction_ratio", fleet=FLEET) or 0)
 
@@ -219,7 +219,7 @@ def test_series_go_with_their_instance() -> None:
 
 def test_notices_have_bounds() -> None:
     """About ten a second for an instance, so many bytes in all, no chain without end."""
-    notices = Notices(cast("Any", None), deadline_s=1.0)
+    notices = NoticeQueue(cast("Any", None), deadline_s=1.0)
 
     def refused(reason: str) -> float:
         return series("notices_total", result=reason) or 0.0

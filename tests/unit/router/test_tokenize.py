@@ -13,7 +13,7 @@ from indexer.contract.block_hash import pack_tokens
 from router.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
 from router.eligibility import Roster
 from router.errors import DegradedCause, TokensUnknown
-from router.served import ServedModel
+from router.known_fleets import ServedModel
 from router.tokenize import LoadedTokenizer, ModelTokenizers, estimate
 
 WORDS = ["<s>", "user", "assistant", "hello", "world", "tool", "think"]

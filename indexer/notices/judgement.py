@@ -29,19 +29,19 @@ RESYNC_EVERY_MAX_S: Final = 600.0
 """Between two resynchronisations; doubled by each until there was none for the longest time."""
 
 
-class Verdict(StrEnum):
-    """What a notice amounts to.
+class Finding(StrEnum):
+    """What a report amounts to.
 
     Attributes:
         EXPLAINED: a block of the difference has changed since the decision, or the index says the
             same by now, or the difference is finer than a canonical block.
-        BETTER: the engine had more than the index knows of.
-        WORSE: the engine had less than the index still claims.
+        UNDER: the engine had more than the index knows of.
+        OVER: the engine had less than the index still claims.
     """
 
     EXPLAINED = "explained"
-    BETTER = "better"
-    WORSE = "worse"
+    UNDER = "under"
+    OVER = "over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,14 @@ class Report:
 
     Attributes:
         decided_s: Redis time of the decision.
-        is_worse: the engine had less than predicted.
-        held: the leading blocks that the engine had in full.
+        is_over: the engine had less than predicted.
+        engine_had: the leading blocks that the engine had in full.
         difference: the blocks that only one of both knew of.
     """
 
     decided_s: float
-    is_worse: bool
-    held: Sequence[BlockHash]
+    is_over: bool
+    engine_had: Sequence[BlockHash]
     difference: Sequence[BlockHash]
 
 
@@ -85,43 +85,43 @@ def read(raw: bytes, *, block_size_tokens: int, engine_block_size_tokens: int) -
         raise ValueError("hashes are no chain")
     predicted_tokens, actual_tokens = tokens
     actual_tokens -= actual_tokens % engine_block_size_tokens
-    is_worse = actual_tokens < predicted_tokens
-    held_count = actual_tokens // block_size_tokens
+    is_over = actual_tokens < predicted_tokens
+    engine_had_count = actual_tokens // block_size_tokens
     predicted_count = predicted_tokens // block_size_tokens
-    if is_worse:  # a block is refuted when any of its tokens was not there
+    if is_over:  # a block is refuted when any of its tokens was not there
         predicted_count = -(-predicted_tokens // block_size_tokens)
-    count = max(held_count, predicted_count)
+    count = max(engine_had_count, predicted_count)
     if not count <= len(notice.hashes) // BLOCK_HASH_BYTES <= NOTICE_BLOCKS_MAX:
         raise ValueError(f"{len(notice.hashes)} bytes of hashes for {count} blocks")
     chain = block_hash.split(notice.hashes[: count * BLOCK_HASH_BYTES])
-    first = min(held_count, predicted_count)
+    first = min(engine_had_count, predicted_count)
     return Report(
         decided_s=notice.decided_s,
-        is_worse=is_worse,
-        held=chain[:held_count],
+        is_over=is_over,
+        engine_had=chain[:engine_had_count],
         difference=chain[first:],
     )
 
 
-def verdict(
+def finding(
     report: Report,
     *,
     has_changed: Callable[[BlockHash], bool],
-    is_held: Callable[[BlockHash], bool],
-) -> Verdict:
+    is_published: Callable[[BlockHash], bool],
+) -> Finding:
     """Judge a report.
 
     Args:
         report: of an engine and a prediction.
         has_changed: whether a block was added to or removed from the index since the decision, or
             is about to be.
-        is_held: whether the index is to hold a block now.
+        is_published: whether the index is to hold a block now.
     """
     if any(map(has_changed, report.difference)):
-        return Verdict.EXPLAINED
-    if report.is_worse:
-        return Verdict.WORSE if all(map(is_held, report.difference)) else Verdict.EXPLAINED
-    return Verdict.EXPLAINED if all(map(is_held, report.difference)) else Verdict.BETTER
+        return Finding.EXPLAINED
+    if report.is_over:
+        return Finding.OVER if all(map(is_published, report.difference)) else Finding.EXPLAINED
+    return Finding.EXPLAINED if all(map(is_published, report.difference)) else Finding.UNDER
 
 
 class Suspicion:
@@ -132,7 +132,7 @@ class Suspicion:
         self._resynced_s = -math.inf
         self._every_s = RESYNC_EVERY_MIN_S
 
-    def worse(self, now_s: float) -> bool:
+    def note_over(self, now_s: float) -> bool:
         """Take note of one; True when a resynchronisation is due, and counted as done."""
         self._noticed_s.append(now_s)
         if len(self._noticed_s) < SUSPICIONS_MAX or now_s - self._noticed_s[0] > SUSPICION_S:

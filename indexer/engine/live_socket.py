@@ -8,7 +8,7 @@ import zmq.utils.monitor
 
 from indexer.engine.ring import open_socket
 
-MESSAGES_MAX: Final = 20_000
+LIVE_MESSAGES_MAX: Final = 20_000
 """Live batches that may wait in the SUB socket: twice the ring of a publisher with default size."""
 
 FOREIGN: Final[list[bytes]] = []
@@ -25,7 +25,7 @@ class LiveSocket:
     def __init__(
         self, context: zmq.asyncio.Context, *, endpoint: str, bind: bool, topic: str | None
     ) -> None:
-        self._socket = open_socket(context, zmq.SUB, MESSAGES_MAX)
+        self._socket = open_socket(context, zmq.SUB, LIVE_MESSAGES_MAX)
         self._topic = topic if topic is None else topic.encode()
         self._socket.setsockopt(zmq.SUBSCRIBE, self._topic or b"")
         self._monitor = self._socket.get_monitor_socket(

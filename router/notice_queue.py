@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from indexer.contract import functions
+from indexer.contract import fleet_functions, functions
 from indexer.contract.call import Call
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId, SlotIndex
@@ -37,14 +37,14 @@ RETRY_S: Final = 0.5
 
 
 @dataclass(slots=True)
-class _Allowance:
+class _RateLimit:
     """How many notices of one instance may be sent now."""
 
     left: float
     at_s: float
 
 
-class Notices:
+class NoticeQueue:
     """A queue of notices and the task that sends them.
 
     Args:
@@ -57,7 +57,7 @@ class Notices:
         self._deadline_s = deadline_s
         self._queue: deque[Call] = deque()
         self._queued_bytes = 0
-        self._allowances: dict[tuple[FleetId, int, int], _Allowance] = {}
+        self._limits: dict[tuple[FleetId, int, int], _RateLimit] = {}
         self._wake = asyncio.Event()
 
     def tell(self, fleet: FleetId, slot: int, generation: int, notice: Notice) -> None:
@@ -72,7 +72,7 @@ class Notices:
         if self._queued_bytes + len(packed) > QUEUE_BYTES_MAX:
             telemetry.NOTICES.labels(result="queue_full").inc()
             return
-        self._queue.append(functions.notice(fleet, SlotIndex(slot), generation, packed))
+        self._queue.append(fleet_functions.notice(fleet, SlotIndex(slot), generation, packed))
         self._queued_bytes += len(packed)
         self._wake.set()
 
@@ -115,17 +115,17 @@ class Notices:
 
     def _allowed(self, key: tuple[FleetId, int, int]) -> bool:
         now_s = time.monotonic()
-        allowance = self._allowances.get(key)
-        if allowance is None:
-            if len(self._allowances) >= INSTANCES_MAX:
-                self._allowances.clear()
-            allowance = self._allowances[key] = _Allowance(PER_INSTANCE_PER_S, now_s)
-        gained = (now_s - allowance.at_s) * PER_INSTANCE_PER_S
-        allowance.left = min(PER_INSTANCE_PER_S, allowance.left + gained)
-        allowance.at_s = now_s
-        if allowance.left < 1:
+        limit = self._limits.get(key)
+        if limit is None:
+            if len(self._limits) >= INSTANCES_MAX:
+                self._limits.clear()
+            limit = self._limits[key] = _RateLimit(PER_INSTANCE_PER_S, now_s)
+        gained = (now_s - limit.at_s) * PER_INSTANCE_PER_S
+        limit.left = min(PER_INSTANCE_PER_S, limit.left + gained)
+        limit.at_s = now_s
+        if limit.left < 1:
             return False
-        allowance.left -= 1
+        limit.left -= 1
         return True
 
 

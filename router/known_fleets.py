@@ -52,6 +52,11 @@ class KnownFleet:
     counters: FleetCounters
     emptied_s: float | None = None  # monotonic time since which Redis has held less than this
 
+    def is_current(self, counters: FleetCounters) -> bool:
+        """Whether the instances are still those of these counters."""
+        seen = counters.membership, counters.epoch
+        return (self.membership, self.record.epoch) == seen
+
     def outlives(self, instances_count: int) -> bool:
         """Whether it is still to be served from, although Redis holds fewer instances of it."""
         if instances_count >= len(self.instances):

@@ -17,18 +17,18 @@ import xxhash
 
 from indexer.contract.limits import SCHEMA_VERSION
 from indexer.engine.history import Position
-from indexer.errors import MalformedSnapshot, SnapshotUnwritable
+from indexer.errors import CheckpointUnwritable, MalformedCheckpoint
 from indexer.table.holdings import Saved
 
-FORMAT: Final = b"timestable snapshot 1\n"
+FORMAT: Final = b"timestable checkpoint 1\n"
 DIGEST_BYTES: Final = 16
-SUFFIX: Final = ".snapshot"
+SUFFIX: Final = ".checkpoint"
 UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a snapshot is about; it is used for nothing else.
+    """What a checkpoint is about; it is used for nothing else.
 
     Attributes:
         url: the engine as routers reach it.
@@ -47,14 +47,14 @@ class Subject:
     engine_block_size_tokens: int
 
     def path(self, directory: Path) -> Path:
-        """Where its snapshot is: a name for people, and a digest that tells all ranks apart."""
+        """Where its checkpoint is: a name for people, and a digest that tells all ranks apart."""
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.url.partition("://")[2])[:80]
         digest = xxhash.xxh3_64_hexdigest(f"{self.url} {self.rank}".encode())
         return directory / f"{readable}-{self.rank}-{digest}{SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Checkpoint:
     """Holdings, and the batch behind which they were so."""
 
     position: Position
@@ -65,7 +65,7 @@ def check_directory(directory: Path) -> None:
     """Make the directory if need be, and see that files can be written there.
 
     Raises:
-        SnapshotUnwritable: they cannot; the message says what to change.
+        CheckpointUnwritable: they cannot; the message says what to change.
     """
     probe = directory / f".{os.getpid()}.tmp"
     try:
@@ -73,14 +73,14 @@ def check_directory(directory: Path) -> None:
         probe.write_bytes(FORMAT)
         probe.unlink()
     except OSError as error:
-        raise SnapshotUnwritable(
-            f"snapshot_path: {directory} cannot be written ({error.strerror}): give a directory of "
-            "this sidecar's own, or leave the option out"
+        raise CheckpointUnwritable(
+            f"checkpoint_path: {directory} cannot be written ({error.strerror}): give a directory "
+            "of this sidecar's own, or leave the option out"
         ) from error
 
 
-def write(path: Path, subject: Subject, snapshot: Snapshot) -> int:
-    """Replace a snapshot; returns its bytes.
+def write(path: Path, subject: Subject, checkpoint: Checkpoint) -> int:
+    """Replace a checkpoint; returns its bytes.
 
     Raises:
         OSError: the disk does not take it; the one before stays.
@@ -89,9 +89,9 @@ def write(path: Path, subject: Subject, snapshot: Snapshot) -> int:
         {
             "schema": SCHEMA_VERSION,
             "subject": asdict(subject),
-            "position": list(snapshot.position),
-            "completeness": snapshot.saved.completeness,
-            "table": snapshot.saved.table,
+            "position": list(checkpoint.position),
+            "completeness": checkpoint.saved.completeness,
+            "table": checkpoint.saved.table,
         }
     )
     beside = path.with_suffix(".tmp")
@@ -103,38 +103,38 @@ def write(path: Path, subject: Subject, snapshot: Snapshot) -> int:
     return len(FORMAT) + DIGEST_BYTES + len(content)
 
 
-def read(path: Path, subject: Subject) -> Snapshot | None:
-    """The snapshot of a subject; None when there is none.
+def read(path: Path, subject: Subject) -> Checkpoint | None:
+    """The checkpoint of a subject; None when there is none.
 
     Raises:
-        MalformedSnapshot: it cannot be used; the message says why.
+        MalformedCheckpoint: it cannot be used; the message says why.
     """
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise MalformedSnapshot(f"it cannot be read: {error.strerror}") from error
+        raise MalformedCheckpoint(f"it cannot be read: {error.strerror}") from error
     if not raw.startswith(FORMAT):
-        raise MalformedSnapshot(f"it does not begin with {FORMAT!r}")
+        raise MalformedCheckpoint(f"it does not begin with {FORMAT!r}")
     content = memoryview(raw)[len(FORMAT) + DIGEST_BYTES :]
     if raw[len(FORMAT) : len(FORMAT) + DIGEST_BYTES] != xxhash.xxh3_128_digest(content):
-        raise MalformedSnapshot("its digest is another one: it was cut off or altered")
+        raise MalformedCheckpoint("its digest is another one: it was cut off or altered")
     try:
-        return _snapshot(msgpack.unpackb(content, strict_map_key=False, use_list=True), subject)
+        return _checkpoint(msgpack.unpackb(content, strict_map_key=False, use_list=True), subject)
     except (*UNREADABLE, msgpack.UnpackException) as error:
-        raise MalformedSnapshot(f"it is no snapshot: {error!r}") from error
+        raise MalformedCheckpoint(f"it is no checkpoint: {error!r}") from error
 
 
-def _snapshot(content: Any, subject: Subject) -> Snapshot:
+def _checkpoint(content: Any, subject: Subject) -> Checkpoint:
     told, expected = content["subject"], asdict(subject)
     if content["schema"] != SCHEMA_VERSION:
-        raise MalformedSnapshot(f"it is of schema {content['schema']!r}, not {SCHEMA_VERSION}")
+        raise MalformedCheckpoint(f"it is of schema {content['schema']!r}, not {SCHEMA_VERSION}")
     if told != expected:
         names = [name for name, value in expected.items() if told.get(name) != value]
-        raise MalformedSnapshot(f"it is about another {', '.join(names)}")
+        raise MalformedCheckpoint(f"it is about another {', '.join(names)}")
     sequence, digest = content["position"]
     if type(sequence) is not int or type(digest) is not int or sequence < 0:
         raise ValueError("no position")
     saved = Saved(sequence=sequence, table=content["table"], completeness=content["completeness"])
-    return Snapshot(position=Position(sequence, digest), saved=saved)
+    return Checkpoint(position=Position(sequence, digest), saved=saved)

@@ -1,4 +1,4 @@
-"""What a notice means: decoding, canonical blocks of both sides, verdict, pace."""
+"""What a notice means: decoding, canonical blocks of both sides, finding, pace."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from indexer.contract import block_hash
 from indexer.contract.limits import NOTICE_BLOCKS_MAX
 from indexer.contract.records import Notice
-from indexer.proof.notices import RESYNC_EVERY_MAX_S, Suspicion, Verdict, read, verdict
+from indexer.notices.judgement import RESYNC_EVERY_MAX_S, Finding, Suspicion, finding, read
 
 CHAIN = block_hash.split(bytes(range(8 * 16)))
 NOTICE = Notice(decided_s=10.0, predicted_tokens=32, actual_tokens=64, hashes=b"".join(CHAIN))
@@ -24,7 +24,7 @@ def report_of(predicted: int, actual: int, *, block: int = 16, engine_block: int
 
 
 @pytest.mark.parametrize(
-    ("sizes", "tokens", "is_worse", "held", "difference"),
+    ("sizes", "tokens", "is_over", "held", "difference"),
     [
         ((16, 16), (32, 64), False, 4, (2, 4)),
         ((16, 16), (64, 32), True, 2, (2, 4)),
@@ -39,13 +39,13 @@ def report_of(predicted: int, actual: int, *, block: int = 16, engine_block: int
 def test_tokens_become_canonical_blocks(
     sizes: tuple[int, int],
     tokens: tuple[int, int],
-    is_worse: bool,
+    is_over: bool,
     held: int,
     difference: tuple[int, int],
 ) -> None:
     """What the engine had counts in full blocks; what it lacked in blocks it lacked a part of."""
     report = report_of(*tokens, block=sizes[0], engine_block=sizes[1])
-    assert (report.is_worse, list(report.held)) == (is_worse, CHAIN[:held])
+    assert (report.is_over, list(report.engine_had)) == (is_over, CHAIN[:held])
     assert list(report.difference) == CHAIN[slice(*difference)]
 
 
@@ -75,7 +75,7 @@ def test_malformed_notices_are_refused(raw: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(raw: bytes) -> None:
-    """Likewise."""
+    """No byte string raises anything but ValueError."""
     with pytest.raises(ValueError, match=r".+"):
         read(raw, block_size_tokens=16, engine_block_size_tokens=16)
 
@@ -89,29 +89,31 @@ def test_unknown_fields_of_a_notice_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("predicted", "actual", "held", "changed", "expected"),
     [
-        (32, 64, CHAIN[:2], [], Verdict.BETTER),
-        (32, 64, CHAIN[:3], [], Verdict.BETTER),
-        (32, 64, CHAIN[:4], [], Verdict.EXPLAINED),  # known by now
-        (32, 64, CHAIN[:2], CHAIN[3:4], Verdict.EXPLAINED),  # came or went in between
-        (32, 64, CHAIN[:2], CHAIN[5:6], Verdict.BETTER),  # a change behind says nothing
-        (64, 32, CHAIN[:4], [], Verdict.WORSE),
-        (64, 32, CHAIN[:4], CHAIN[2:3], Verdict.EXPLAINED),
-        (64, 32, CHAIN[:3], [], Verdict.EXPLAINED),  # not claimed any more
-        (64, 32, CHAIN[:4], CHAIN[:2], Verdict.WORSE),  # a change before says nothing
-        (32, 47, CHAIN[:2], [], Verdict.EXPLAINED),  # finer than a block
+        (32, 64, CHAIN[:2], [], Finding.UNDER),
+        (32, 64, CHAIN[:3], [], Finding.UNDER),
+        (32, 64, CHAIN[:4], [], Finding.EXPLAINED),  # known by now
+        (32, 64, CHAIN[:2], CHAIN[3:4], Finding.EXPLAINED),  # came or went in between
+        (32, 64, CHAIN[:2], CHAIN[5:6], Finding.UNDER),  # a change behind says nothing
+        (64, 32, CHAIN[:4], [], Finding.OVER),
+        (64, 32, CHAIN[:4], CHAIN[2:3], Finding.EXPLAINED),
+        (64, 32, CHAIN[:3], [], Finding.EXPLAINED),  # not claimed any more
+        (64, 32, CHAIN[:4], CHAIN[:2], Finding.OVER),  # a change before says nothing
+        (32, 47, CHAIN[:2], [], Finding.EXPLAINED),  # finer than a block
     ],
 )
-def test_verdict(predicted: int, actual: int, held: list, changed: list, expected: Verdict) -> None:
+def test_finding(predicted: int, actual: int, held: list, changed: list, expected: Finding) -> None:
     """Only what no change explains counts, and only against what the index says now."""
     report = report_of(predicted, actual)
-    got = verdict(report, has_changed=set(changed).__contains__, is_held=set(held).__contains__)
+    got = finding(
+        report, has_changed=set(changed).__contains__, is_published=set(held).__contains__
+    )
     assert got is expected
 
 
 def test_three_within_half_a_minute() -> None:
     """Two are chance, three far apart as well; the third within 30 s is one too many."""
     suspicion = Suspicion()
-    assert [suspicion.worse(at_s) for at_s in (0, 20, 40, 60, 61, 62)] == [False] * 4 + [
+    assert [suspicion.note_over(at_s) for at_s in (0, 20, 40, 60, 61, 62)] == [False] * 4 + [
         True,
         False,
     ]
@@ -120,9 +122,9 @@ def test_three_within_half_a_minute() -> None:
 def test_resynchronisations_become_rare() -> None:
     """At first 30 s apart, doubling to 10 minutes; after as long without one it begins anew."""
     suspicion = Suspicion()
-    due_s = [float(at_s) for at_s in range(4000) if suspicion.worse(float(at_s))]
+    due_s = [float(at_s) for at_s in range(4000) if suspicion.note_over(float(at_s))]
     gaps_s = [b - a for a, b in pairwise(due_s)]
     assert gaps_s[:6] == [30, 60, 120, 240, 480, RESYNC_EVERY_MAX_S]
     later_s = 4000 + 2 * RESYNC_EVERY_MAX_S
-    again_s = [at_s for at_s in range(100) if suspicion.worse(later_s + at_s)]
+    again_s = [at_s for at_s in range(100) if suspicion.note_over(later_s + at_s)]
     assert again_s[1] - again_s[0] == 30

@@ -1,4 +1,4 @@
-"""Reads a rank's snapshot at its start and writes it now and then; keeps the disk off the loop."""
+"""Reads a rank's checkpoint at its start, writes it now and then; keeps the disk off the loop."""
 
 import asyncio
 import threading
@@ -9,23 +9,23 @@ from typing import Final
 
 import structlog
 
-from indexer import snapshot
+from indexer import checkpoint
+from indexer.checkpoint import Checkpoint, Subject
 from indexer.engine.history import Position
-from indexer.errors import MalformedSnapshot
-from indexer.snapshot import Snapshot, Subject
+from indexer.errors import MalformedCheckpoint
 from indexer.table.holdings import Holdings
 from indexer.telemetry import Telemetry
 
 WRITE_EVERY_MIN_S: Final = 10.0
 WRITE_EVERY_RATIO: Final = 100.0
-"""Between two snapshots so many times as long as one takes: a hundredth of the time at most."""
+"""Between two checkpoints so many times as long as one takes: a hundredth of the time at most."""
 
-LEAVE_DEADLINE_S: Final = 5.0
+LAST_WRITE_DEADLINE_S: Final = 5.0
 LOOK_S: Final = 1.0
 
 
-class SnapshotKeeper:
-    """The snapshot file of one rank."""
+class CheckpointKeeper:
+    """The checkpoint file of one rank."""
 
     def __init__(
         self, directory: Path, subject: Subject, telemetry: Telemetry, *, rank: str
@@ -41,31 +41,31 @@ class SnapshotKeeper:
         self._file_lock = threading.Lock()
 
     async def read(self, empty: Holdings) -> tuple[Position, Holdings] | None:
-        """What was last written, and behind which batch; None without a usable snapshot."""
+        """What was last written, and behind which batch; None without a usable checkpoint."""
         try:
             read = await asyncio.to_thread(self._read, empty)
-        except MalformedSnapshot as error:
+        except MalformedCheckpoint as error:
             self._loaded("unusable")
-            self._log.warning("snapshot_unusable", reason=str(error))
+            self._log.warning("checkpoint_unusable", reason=str(error))
             return None
         if read is None:
             self._loaded("absent")
         return read
 
     def _read(self, empty: Holdings) -> tuple[Position, Holdings] | None:
-        found = snapshot.read(self._path, self._subject)
+        found = checkpoint.read(self._path, self._subject)
         return None if found is None else (found.position, empty.load(found.saved))
 
     def judged(self, refused: str | None, blocks: int) -> None:
-        """The ring was asked whether the snapshot is about this engine process."""
+        """The ring was asked whether the checkpoint is about this engine process."""
         self._loaded("used" if refused is None else "refused")
         if refused is None:
-            self._log.info("snapshot_used", blocks=blocks)
+            self._log.info("checkpoint_used", blocks=blocks)
         else:
-            self._log.warning("snapshot_refused", reason=refused, blocks=blocks)
+            self._log.warning("checkpoint_refused", reason=refused, blocks=blocks)
 
     def _loaded(self, outcome: str) -> None:
-        self._telemetry.snapshot_loads.labels(self._rank, outcome).inc()
+        self._telemetry.checkpoint_loads.labels(self._rank, outcome).inc()
 
     async def run(self, current: Callable[[], tuple[Position, Holdings] | None]) -> None:
         """Write whenever something has changed, not too often, and once more when cancelled.
@@ -85,7 +85,7 @@ class SnapshotKeeper:
                 due_s = loop.time() + max(WRITE_EVERY_MIN_S, WRITE_EVERY_RATIO * self._took_s)
         except asyncio.CancelledError:
             try:
-                async with asyncio.timeout(LEAVE_DEADLINE_S):
+                async with asyncio.timeout(LAST_WRITE_DEADLINE_S):
                     await self._write(current())
             except TimeoutError:
                 self._failed("it took too long")
@@ -99,7 +99,7 @@ class SnapshotKeeper:
         saved = holdings.save()
         assert saved is not None, "a place in the history without a batch"
         revision = holdings.revision
-        taken = Snapshot(position=position, saved=saved)
+        taken = Checkpoint(position=position, saved=saved)
         try:
             size_bytes = await asyncio.to_thread(self._write_file, taken)
         except OSError as error:
@@ -107,19 +107,19 @@ class SnapshotKeeper:
             return
         self._took_s = time.perf_counter() - started_s
         self._revision, self._written_s = revision, time.monotonic()
-        self._telemetry.snapshot_bytes.labels(self._rank).set(size_bytes)
+        self._telemetry.checkpoint_bytes.labels(self._rank).set(size_bytes)
         self.export()
 
-    def _write_file(self, taken: Snapshot) -> int:
+    def _write_file(self, taken: Checkpoint) -> int:
         with self._file_lock:  # a thread goes on when the task that waits for it is cancelled
-            return snapshot.write(self._path, self._subject, taken)
+            return checkpoint.write(self._path, self._subject, taken)
 
     def _failed(self, reason: str) -> None:
-        self._telemetry.snapshot_failures.labels(self._rank).inc()
-        self._log.warning("snapshot_not_written", reason=reason)
+        self._telemetry.checkpoint_failures.labels(self._rank).inc()
+        self._log.warning("checkpoint_not_written", reason=reason)
 
     def export(self) -> None:
         """Bring the age up to date."""
         if self._written_s is not None:
             age_s = time.monotonic() - self._written_s
-            self._telemetry.snapshot_age_s.labels(self._rank).set(age_s)
+            self._telemetry.checkpoint_age_s.labels(self._rank).set(age_s)

@@ -1,4 +1,4 @@
-"""The snapshot file: whole, about its subject, or none."""
+"""The checkpoint file: whole, about its subject, or none."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,10 @@ import msgpack
 import pytest
 import xxhash
 
-from indexer import snapshot
+from indexer import checkpoint
+from indexer.checkpoint import DIGEST_BYTES, FORMAT, Checkpoint, Subject
 from indexer.engine.history import Position
-from indexer.errors import MalformedSnapshot, SnapshotUnwritable
-from indexer.snapshot import DIGEST_BYTES, FORMAT, Snapshot, Subject
+from indexer.errors import CheckpointUnwritable, MalformedCheckpoint
 from indexer.table.holdings import Saved
 
 SUBJECT = Subject(
@@ -21,7 +21,7 @@ SUBJECT = Subject(
     block_size_tokens=16,
     engine_block_size_tokens=32,
 )
-SNAPSHOT = Snapshot(
+CHECKPOINT = Checkpoint(
     position=Position(7, (1 << 64) - 1),
     saved=Saved(sequence=7, table={"names": [-1, b"x", 1 << 63]}, completeness=[True, 5, 9]),
 )
@@ -36,9 +36,9 @@ def written(directory: Path, content: object, *, head: bytes = FORMAT) -> Path:
 
 
 def whole(directory: Path) -> tuple[Path, bytes]:
-    """A good snapshot and its bytes."""
+    """A good checkpoint and its bytes."""
     path = SUBJECT.path(directory)
-    size_bytes = snapshot.write(path, SUBJECT, SNAPSHOT)
+    size_bytes = checkpoint.write(path, SUBJECT, CHECKPOINT)
     raw = path.read_bytes()
     assert len(raw) == size_bytes
     return path, raw
@@ -47,13 +47,13 @@ def whole(directory: Path) -> tuple[Path, bytes]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Everything comes back as it was; nothing else is left in the directory."""
     path, _ = whole(tmp_path)
-    assert snapshot.read(path, SUBJECT) == SNAPSHOT
+    assert checkpoint.read(path, SUBJECT) == CHECKPOINT
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_nothing_is_not_an_error(tmp_path: Path) -> None:
-    """A first start has no snapshot."""
-    assert snapshot.read(SUBJECT.path(tmp_path), SUBJECT) is None
+    """A first start has no checkpoint."""
+    assert checkpoint.read(SUBJECT.path(tmp_path), SUBJECT) is None
 
 
 @pytest.mark.parametrize("kept_ratio", [0.0, 0.01, 0.3, 0.6, 0.99])
@@ -61,8 +61,8 @@ def test_cut_off_file_is_refused(tmp_path: Path, kept_ratio: float) -> None:
     """Wherever it ends."""
     path, raw = whole(tmp_path)
     path.write_bytes(raw[: int(len(raw) * kept_ratio)])
-    with pytest.raises(MalformedSnapshot):
-        snapshot.read(path, SUBJECT)
+    with pytest.raises(MalformedCheckpoint):
+        checkpoint.read(path, SUBJECT)
 
 
 def test_every_altered_byte_is_noticed(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_every_altered_byte_is_noticed(tmp_path: Path) -> None:
     path, raw = whole(tmp_path)
     for i in range(len(raw)):
         path.write_bytes(raw[:i] + bytes([raw[i] ^ 1]) + raw[i + 1 :])
-        with pytest.raises(MalformedSnapshot):
-            snapshot.read(path, SUBJECT)
+        with pytest.raises(MalformedCheckpoint):
+            checkpoint.read(path, SUBJECT)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_every_altered_byte_is_noticed(tmp_path: Path) -> None:
 def test_another_subject_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
     """The message says in what it differs."""
     path, _ = whole(tmp_path)
-    with pytest.raises(MalformedSnapshot, match=field):
-        snapshot.read(path, replace(SUBJECT, **{field: value}))
+    with pytest.raises(MalformedCheckpoint, match=field):
+        checkpoint.read(path, replace(SUBJECT, **{field: value}))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_another_subject_is_refused_by_name(tmp_path: Path, field: str, value: o
 )
 def test_foreign_content_is_refused(tmp_path: Path, content: object) -> None:
     """With a right digest and wrong content: still no crash."""
-    with pytest.raises(MalformedSnapshot):
-        snapshot.read(written(tmp_path, content), SUBJECT)
+    with pytest.raises(MalformedCheckpoint):
+        checkpoint.read(written(tmp_path, content), SUBJECT)
 
 
 @pytest.mark.parametrize("position", [[], [1], [-1, 2], ["1", 2], [1, None], None])
@@ -115,14 +115,14 @@ def test_position_must_be_one(tmp_path: Path, position: object) -> None:
     """Likewise."""
     _, raw = whole(tmp_path)
     content = msgpack.unpackb(raw[len(FORMAT) + DIGEST_BYTES :], strict_map_key=False)
-    with pytest.raises(MalformedSnapshot):
-        snapshot.read(written(tmp_path, content | {"position": position}), SUBJECT)
+    with pytest.raises(MalformedCheckpoint):
+        checkpoint.read(written(tmp_path, content | {"position": position}), SUBJECT)
 
 
 def test_older_format_is_refused(tmp_path: Path) -> None:
     """Another first line is another format."""
-    with pytest.raises(MalformedSnapshot):
-        snapshot.read(written(tmp_path, {}, head=b"timestable snapshot 0\n"), SUBJECT)
+    with pytest.raises(MalformedCheckpoint):
+        checkpoint.read(written(tmp_path, {}, head=b"timestable checkpoint 0\n"), SUBJECT)
 
 
 def test_ranks_and_engines_have_files_of_their_own(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_ranks_and_engines_have_files_of_their_own(tmp_path: Path) -> None:
 
 def test_directory_is_made_or_refused(tmp_path: Path) -> None:
     """A missing one is made with its parents; what cannot be one is an error with its remedy."""
-    snapshot.check_directory(tmp_path / "a" / "b")
+    checkpoint.check_directory(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(SnapshotUnwritable, match=r"snapshot_path: .*give a directory"):
-        snapshot.check_directory(tmp_path / "file")
+    with pytest.raises(CheckpointUnwritable, match=r"checkpoint_path: .*give a directory"):
+        checkpoint.check_directory(tmp_path / "file")

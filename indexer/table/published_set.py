@@ -19,7 +19,7 @@ CREDITS_MAX: Final = 1 << 16
 """Credits of one engine: a million tokens in canonical blocks of 16."""
 
 
-class Publication:
+class PublishedSet:
     """Published hashes of one engine, and what has changed since the last delta.
 
     Attributes:

@@ -1,16 +1,17 @@
-"""Holds the index against what engines report: the notices of routers, judged and acted upon."""
+"""Holds the index against what engines report: judges the notices for one rank, and acts."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
 
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.records import HeartbeatReply
-from indexer.proof.notices import Report, Suspicion, Verdict, read, verdict
-from indexer.proof.recollection import Marks, RemoteClock
+from indexer.notices.judgement import Finding, Report, Suspicion, finding, read
+from indexer.notices.recollection import Marks, RemoteClock
 from indexer.publishing.publisher import Publisher
 from indexer.table.block_table import BlockTable
 from indexer.table.changes import Delta
@@ -25,7 +26,7 @@ LATE: Final = "late"
 MALFORMED: Final = "malformed"
 
 
-class Proof:
+class Judge:
     """Judges the notices for one rank.
 
     Redis tells the time of a decision; ours is estimated from the answers to heartbeats, and every
@@ -74,9 +75,9 @@ class Proof:
 
     def judge(self, notices: Sequence[bytes], table: BlockTable) -> tuple[list[Delta], bool]:
         """What has to be published, and whether to start over."""
-        changes = self._publisher.changes
-        changed_s, is_on_its_way = changes.latest(), self._publisher.on_their_way()
-        found: Counter[str] = Counter()
+        change_log = self._publisher.change_log
+        changed_s, is_on_its_way = change_log.latest(), self._publisher.on_their_way()
+        counts: Counter[str] = Counter()
         deltas, starts_over = [], False
         for raw in notices:
             try:
@@ -86,25 +87,22 @@ class Proof:
                     engine_block_size_tokens=self._engine_block_size_tokens,
                 )
             except ValueError as error:
-                found[MALFORMED] += 1
+                counts[MALFORMED] += 1
                 self._log.warning("notice_malformed", error=str(error))
                 continue
             decided_s = self._clock.earliest_local_s(report.decided_s)
-            if not changes.reaches(decided_s):
-                found[LATE] += 1
+            if not change_log.reaches(decided_s):
+                counts[LATE] += 1
                 continue
-
-            def has_changed(block: BlockHash, since_s: float = decided_s) -> bool:
-                return changed_s.get(block, 0.0) >= since_s or is_on_its_way(block)
-
+            has_changed = partial(_has_changed, changed_s, is_on_its_way, decided_s)
             delta, kind, is_suspicious = self._act(report, decided_s, has_changed, table)
-            found[kind] += 1
+            counts[kind] += 1
             deltas.append(delta)
             starts_over |= is_suspicious
-        for kind, count in found.items():
+        for kind, count in counts.items():
             self._telemetry.notices.labels(self._rank, kind).inc(count)
-        say = self._log.warning if found[Verdict.WORSE] else self._log.info
-        say("notices_judged", **found)
+        say = self._log.warning if counts[Finding.OVER] else self._log.info
+        say("notices_judged", **counts)
         return deltas, starts_over
 
     def _act(
@@ -115,15 +113,25 @@ class Proof:
         table: BlockTable,
     ) -> tuple[Delta, str, bool]:
         """What to publish, how to count it, whether it is the one too many."""
-        match verdict(report, has_changed=has_changed, is_held=table.holds):
-            case Verdict.WORSE:
-                return Delta(), Verdict.WORSE, self._suspicion.worse(time.monotonic())
-            case Verdict.BETTER:
+        match finding(report, has_changed=has_changed, is_published=table.holds):
+            case Finding.OVER:
+                return Delta(), Finding.OVER, self._suspicion.note_over(time.monotonic())
+            case Finding.UNDER:
                 since = self._marks.at(decided_s)
                 if since is None:
                     return Delta(), LATE, False
-                delta = table.credit(report.held, since=since)
+                delta = table.credit(report.engine_had, since=since)
                 # Events since then may contradict all of it.
-                return delta, CREDITED if delta.added else Verdict.EXPLAINED, False
-            case Verdict.EXPLAINED:
-                return Delta(), Verdict.EXPLAINED, False
+                return delta, CREDITED if delta.added else Finding.EXPLAINED, False
+            case Finding.EXPLAINED:
+                return Delta(), Finding.EXPLAINED, False
+
+
+def _has_changed(
+    changed_s: Mapping[BlockHash, float],
+    is_on_its_way: Callable[[BlockHash], bool],
+    since_s: float,
+    block: BlockHash,
+) -> bool:
+    """Whether a block was added to or removed from the index since then, or is about to be."""
+    return changed_s.get(block, 0.0) >= since_s or is_on_its_way(block)

@@ -8,16 +8,16 @@ from indexer.contract import block_hash
 from indexer.contract.identifiers import BlockHash
 from indexer.table.engine_block import EngineBlock
 
-DEPARTURES_MAX: Final = 1 << 16
+RECENT_REMOVALS_MAX: Final = 1 << 16
 """Blocks remembered; evidence that is older than all of them is not believed."""
 
 
-class Departures:
+class RecentRemovals:
     """Removals by the table's mark at which they came."""
 
     def __init__(self) -> None:
         # mark, hashes that ended in the block, hash before what it left of a canonical block
-        self._recent: deque[tuple[int, bytes, BlockHash | None]] = deque(maxlen=DEPARTURES_MAX)
+        self._recent: deque[tuple[int, bytes, BlockHash | None]] = deque(maxlen=RECENT_REMOVALS_MAX)
         self._void_before = 0
 
     def note(self, mark: int, block: EngineBlock) -> bool:
@@ -45,7 +45,7 @@ class Departures:
         if since < self._void_before:
             return ()
         recent = self._recent
-        if len(recent) == DEPARTURES_MAX and since < recent[0][0]:
+        if len(recent) == RECENT_REMOVALS_MAX and since < recent[0][0]:
             return ()
         left: set[BlockHash] = set()
         left_behind: set[BlockHash] = set()

@@ -1,0 +1,151 @@
+"""Membership, counters and notices of a fleet: one builder per function, run by `functions.py`."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from indexer.contract import keys
+from indexer.contract.call import Call
+from indexer.contract.functions import RedisClient
+from indexer.contract.identifiers import FleetId, SlotIndex
+from indexer.contract.limits import (
+    DIRECTORY_TTL_S,
+    INSTANCE_LEASE_TTL_S,
+    NOTICE_TTL_S,
+    NOTICES_PER_SLOT_MAX,
+    SLOTS_PER_PARTITION_MAX,
+)
+from indexer.contract.records import (
+    EngineCounters,
+    FleetRecord,
+    HeartbeatReply,
+    IndexCounters,
+    SlotFlag,
+)
+
+
+def create(fleet: FleetRecord) -> Call:
+    """Found a fleet, or learn what it is; see `fleet_record`."""
+    return Call(
+        "ts1_create",
+        (keys.fleet(fleet.fleet_id), keys.counters(fleet.fleet_id)),
+        (
+            fleet.model_scope,
+            fleet.block_size_tokens,
+            fleet.partitions,
+            fleet.bucket_bits,
+            fleet.epoch.to_bytes(8, "little"),
+            DIRECTORY_TTL_S,
+        ),
+    )
+
+
+FLEET_FIELDS: Final = ("model_scope", "block_size_tokens", "partitions", "bucket_bits", "epoch")
+"""Of the hash at `keys.fleet`, in the order in which `create` returns them."""
+
+
+def fleet_record(fleet: FleetId, reply: Sequence[Any]) -> FleetRecord:
+    """Decode what `create` returned, or FLEET_FIELDS read with HMGET."""
+    scope, block_size_tokens, partitions, bucket_bits, epoch = reply
+    return FleetRecord(
+        fleet_id=fleet,
+        model_scope=scope.decode(),
+        block_size_tokens=int(block_size_tokens),
+        partitions=int(partitions),
+        bucket_bits=int(bucket_bits),
+        epoch=int.from_bytes(epoch, "little"),
+    )
+
+
+async def read_fleet(redis: RedisClient, fleet: FleetId) -> FleetRecord | None:
+    """The fleet's record as it is now; None when there is no such fleet."""
+    reply = await redis.execute_command("HMGET", keys.fleet(fleet), *FLEET_FIELDS)
+    return None if None in reply else fleet_record(fleet, reply)
+
+
+def join(fleet: FleetId, record: bytes, *, former: tuple[SlotIndex, int] | None = None) -> Call:
+    """Take a slot for an instance.
+
+    Args:
+        fleet: the fleet.
+        record: from `InstanceRecord.encode`.
+        former: slot and generation given up in the same step, so that one engine is never two.
+    """
+    return Call(
+        "ts1_join",
+        (keys.fleet(fleet), keys.counters(fleet), keys.instances(fleet)),
+        (record, INSTANCE_LEASE_TTL_S, DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX, *(former or ())),
+    )
+
+
+def heartbeat(
+    fleet: FleetRecord,
+    slot: SlotIndex,
+    generation: int,
+    *,
+    state: SlotFlag,
+    index: IndexCounters,
+    counters: EngineCounters | None,
+) -> Call:
+    """Renew an instance's lease and publish its counters; see `heartbeat_reply`.
+
+    Args:
+        fleet: the fleet.
+        slot: the instance's.
+        generation: of the slot.
+        state: DRAINING, SLEEPING or SlotFlag(0).
+        index: its part of the index.
+        counters: its engine's; None when the engine's metrics are not known.
+    """
+    args: tuple[bytes | str | int | float, ...] = (
+        slot,
+        generation,
+        fleet.epoch.to_bytes(8, "little"),
+        INSTANCE_LEASE_TTL_S,
+        DIRECTORY_TTL_S,
+        int(state),
+        index.blocks,
+        round(index.completeness_ratio * 1_000_000),
+    )
+    if counters is not None:
+        kv_usage_millionths = round(counters.kv_usage_ratio * 1_000_000)
+        args += (counters.running_count, counters.waiting_count, kv_usage_millionths)
+    key = fleet.fleet_id
+    anchors = (keys.fleet(key), keys.counters(key), keys.instances(key))
+    return Call("ts1_heartbeat", (*anchors, keys.notices(key, slot), keys.budgets(key)), args)
+
+
+def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | None:
+    """Decode what `heartbeat` returned; None when the slot is lost."""
+    if not reply:
+        return None
+    requests, tokens, budget_blocks, seconds, microseconds, notices = reply
+    return HeartbeatReply(
+        reserved_requests=int(requests),
+        reserved_prefill_tokens=int(tokens),
+        budget_blocks=None if budget_blocks < 0 else int(budget_blocks),
+        now_s=int(seconds) + int(microseconds) / 1e6,
+        notices=tuple(notices),
+    )
+
+
+def notice(fleet: FleetId, slot: SlotIndex, generation: int, packed: bytes) -> Call:
+    """Tell a slot's sidecar that its engine's report differs; packed from `Notice.encode`."""
+    args = (slot, generation, packed, NOTICES_PER_SLOT_MAX, NOTICE_TTL_S)
+    return Call("ts1_notice", (keys.counters(fleet), keys.notices(fleet, slot)), args)
+
+
+def announce(fleet: FleetId, slot: SlotIndex, generation: int, record: bytes) -> Call:
+    """Replace an instance's record."""
+    return Call(
+        "ts1_announce", (keys.counters(fleet), keys.instances(fleet)), (slot, generation, record)
+    )
+
+
+def close(fleet: FleetId, slot: SlotIndex, generation: int, grace_s: float) -> Call:
+    """Stop using a slot; grace_s -1 for one's own, else how long its lease must have been dead."""
+    return Call("ts1_close", (keys.counters(fleet),), (slot, generation, grace_s))
+
+
+def free(fleet: FleetId, slot: SlotIndex, generation: int) -> Call:
+    """Hand a closed and swept slot out again."""
+    return Call("ts1_free", (keys.counters(fleet), keys.instances(fleet)), (slot, generation))

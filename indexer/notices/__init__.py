@@ -1,0 +1,1 @@
+"""What routers report about predictions, judged and acted upon."""

@@ -1,1 +1,0 @@
-"""The index held against what engines report."""
