@@ -6,11 +6,13 @@ to begin without it. Whether it is still about the same engine process only that
 tell (`Subscriber`).
 """
 
+import errno
 import os
 import re
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgpack
 import xxhash
@@ -23,7 +25,16 @@ from indexer.table.holdings import Saved
 FORMAT: Final = b"timestable checkpoint 1\n"
 DIGEST_BYTES: Final = 16
 SUFFIX: Final = ".checkpoint"
-UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
+CHECKPOINT_BYTES_MAX: Final = 1 << 30
+"""Some ten million blocks of a hundred bytes, more than an engine holds; it is read as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +81,8 @@ def check_directory(directory: Path) -> None:
     probe = directory / f".{os.getpid()}.tmp"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(FORMAT)
+        with _new_file(probe) as file:
+            file.write(FORMAT)
         probe.unlink()
     except OSError as error:
         raise CheckpointUnwritable(
@@ -79,11 +91,17 @@ def check_directory(directory: Path) -> None:
         ) from error
 
 
+def _new_file(path: Path) -> BinaryIO:
+    """A file in place of whatever has that name: to open a pipe might wait for ever."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
 def write(path: Path, subject: Subject, checkpoint: Checkpoint) -> int:
     """Replace a checkpoint; returns its bytes.
 
     Raises:
-        OSError: the disk does not take it; the one before stays.
+        OSError: the disk does not take it, or it is too large; the one before stays.
     """
     content = msgpack.packb(
         {
@@ -94,13 +112,16 @@ def write(path: Path, subject: Subject, checkpoint: Checkpoint) -> int:
             "table": checkpoint.saved.table,
         }
     )
+    size_bytes = len(FORMAT) + DIGEST_BYTES + len(content)
+    if size_bytes > CHECKPOINT_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"{size_bytes} bytes are above {CHECKPOINT_BYTES_MAX}")
     beside = path.with_suffix(".tmp")
-    with beside.open("wb") as file:
+    with _new_file(beside) as file:
         file.write(FORMAT)
         file.write(xxhash.xxh3_128_digest(content))
         file.write(content)
     beside.replace(path)
-    return len(FORMAT) + DIGEST_BYTES + len(content)
+    return size_bytes
 
 
 def read(path: Path, subject: Subject) -> Checkpoint | None:
@@ -110,11 +131,13 @@ def read(path: Path, subject: Subject) -> Checkpoint | None:
         MalformedCheckpoint: it cannot be used; the message says why.
     """
     try:
-        raw = path.read_bytes()
+        raw = _content(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise MalformedCheckpoint(f"it cannot be read: {error.strerror}") from error
+    except MemoryError as error:
+        raise MalformedCheckpoint("there is no memory for it") from error
     if not raw.startswith(FORMAT):
         raise MalformedCheckpoint(f"it does not begin with {FORMAT!r}")
     content = memoryview(raw)[len(FORMAT) + DIGEST_BYTES :]
@@ -124,6 +147,20 @@ def read(path: Path, subject: Subject) -> Checkpoint | None:
         return _checkpoint(msgpack.unpackb(content, strict_map_key=False, use_list=True), subject)
     except (*UNREADABLE, msgpack.UnpackException) as error:
         raise MalformedCheckpoint(f"it is no checkpoint: {error!r}") from error
+
+
+def _content(path: Path) -> bytes:
+    """All of a regular file; nothing else is read, nor waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise MalformedCheckpoint("it is no regular file")
+        if status.st_size > CHECKPOINT_BYTES_MAX:
+            raise MalformedCheckpoint(
+                f"its {status.st_size} bytes are above {CHECKPOINT_BYTES_MAX}"
+            )
+        return file.read(status.st_size)
 
 
 def _checkpoint(content: Any, subject: Subject) -> Checkpoint:

@@ -44,9 +44,9 @@ class CheckpointKeeper:
         """What was last written, and behind which batch; None without a usable checkpoint."""
         try:
             read = await asyncio.to_thread(self._read, empty)
-        except MalformedCheckpoint as error:
+        except (MalformedCheckpoint, MemoryError) as error:
             self._loaded("unusable")
-            self._log.warning("checkpoint_unusable", reason=str(error))
+            self._log.warning("checkpoint_unusable", reason=str(error) or repr(error))
             return None
         if read is None:
             self._loaded("absent")
@@ -102,8 +102,8 @@ class CheckpointKeeper:
         taken = Checkpoint(position=position, saved=saved)
         try:
             size_bytes = await asyncio.to_thread(self._write_file, taken)
-        except OSError as error:
-            self._failed(str(error))
+        except (OSError, MemoryError) as error:
+            self._failed(str(error) or repr(error))
             return
         self._took_s = time.perf_counter() - started_s
         self._revision, self._written_s = revision, time.monotonic()

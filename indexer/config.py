@@ -28,6 +28,9 @@ EXIT_USAGE: Final = 2
 PORT_MAX: Final = 65535
 INSTANCES_EXPECTED_MAX: Final = PARTITIONS_MAX * SLOTS_PER_PARTITION_MAX
 ENGINE_RANKS_MAX: Final = SLOTS_PER_PARTITION_MAX
+SCRAPE_INTERVAL_MIN_S: Final = 0.01
+"""A heartbeat each: more often would be load without news."""
+
 SECRETS: Final = ("engine_api_key",)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -113,6 +116,10 @@ class SidecarConfig:
         if self.instances_expected > INSTANCES_EXPECTED_MAX:
             raise ValueError(
                 f"instances_expected: {self.instances_expected} is above {INSTANCES_EXPECTED_MAX}"
+            )
+        if self.scrape_interval_s < SCRAPE_INTERVAL_MIN_S:
+            raise ValueError(
+                f"scrape_interval_s: {self.scrape_interval_s:g} is below {SCRAPE_INTERVAL_MIN_S:g}"
             )
         if self.scrape_interval_s > INSTANCE_LEASE_RENEW_S:
             raise ValueError(

@@ -194,8 +194,9 @@ class Follower:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the last check, if any, has been answered."""
-        return self._checks_wanted is None
+        """Whether checks have been answered and no replay holds up live batches."""
+        is_stalled = self._subscriber is not None and self._subscriber.is_stalled
+        return self._checks_wanted is None and not is_stalled
 
     def resync(self, cause: str) -> None:
         """Read the whole history again, because the holdings seem to be wrong."""

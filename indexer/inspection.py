@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from indexer.contract import fleet_functions, functions, keys, reservations
+from indexer.contract.fleet_functions import Unreadable, reading
 from indexer.contract.identifiers import FleetId, RouterId
 from indexer.contract.limits import BUCKETS_PER_MEASURE_MAX
 from indexer.contract.link import Link
@@ -23,7 +24,7 @@ async def show(redis: Link, *, as_json: bool) -> None:
     """Print every fleet that Redis knows."""
     fleets = await read_fleets(redis)
     if as_json:
-        print(json.dumps({"fleets": fleets}, indent=2))  # noqa: T201 - this is its output
+        print(json.dumps({"fleets": fleets}, indent=2, default=repr))  # noqa: T201 - this is its output
     else:
         _print_tables(fleets)
 
@@ -31,34 +32,32 @@ async def show(redis: Link, *, as_json: bool) -> None:
 async def read_fleets(redis: Link) -> list[dict[str, Any]]:
     """All fleets as plain values."""
     fleets = []
-    for fleet_id in await _fleet_ids(redis):
-        fleet = await fleet_functions.read_fleet(redis, fleet_id)
-        if fleet is None:
-            fleets.append({"fleet_id": fleet_id, "gone": True})
-            continue
-        counters = await _counters(redis, fleet_id)
-        fleets.append(
-            {
-                **asdict(fleet),
-                "gone": False,
-                "instances": await _instances(redis, fleet_id, counters),
-                "routers": await _routers(redis, fleet_id),
-                "index": await _index(redis, fleet),
-            }
-        )
+    for member in sorted(await redis.execute_command("SMEMBERS", keys.directory())):
+        try:
+            with reading():
+                fleets.append(await _read_fleet(redis, fleet_functions.fleet_id(member)))
+        except Unreadable as error:
+            shown = {"fleet_id": repr(member)[2:-1], "gone": False, "unreadable": str(error)}
+            fleets.append(shown)
     return fleets
 
 
-async def _fleet_ids(redis: Link) -> list[FleetId]:
-    members = await redis.execute_command("SMEMBERS", keys.directory())
-    return sorted(FleetId(member.decode()) for member in members)
+async def _read_fleet(redis: Link, fleet_id: FleetId) -> dict[str, Any]:
+    fleet = await fleet_functions.read_fleet(redis, fleet_id)
+    if fleet is None:
+        return {"fleet_id": fleet_id, "gone": True}
+    counters = await _counters(redis, fleet_id)
+    return {
+        **asdict(fleet),
+        "gone": False,
+        "instances": await _instances(redis, fleet_id, counters),
+        "routers": await _routers(redis, fleet_id),
+        "index": await _index(redis, fleet),
+    }
 
 
 async def _counters(redis: Link, fleet: FleetId) -> FleetCounters | None:
-    try:
-        return reservations.fleet_counters(await functions.run(redis, reservations.read(fleet)))
-    except ValueError:
-        return None
+    return reservations.fleet_counters(await functions.run(redis, reservations.read(fleet)))
 
 
 async def _instances(
@@ -123,6 +122,10 @@ def _print_tables(fleets: list[dict[str, Any]]) -> None:
     for fleet in fleets:
         if fleet["gone"]:
             console.print(f"Fleet {fleet['fleet_id']}: expired.")
+            continue
+        if "unreadable" in fleet:
+            reason = f"Fleet {fleet['fleet_id']}: unreadable: {fleet['unreadable']}"
+            console.print(reason, highlight=False, markup=False)
             continue
         index = fleet["index"]
         console.print(

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 import structlog
 import uvloop
 from aiohttp import web
+from structlog.tracebacks import ExceptionDictTransformer
 
 from indexer.contract.link import connected
 from router.admission import Admission
@@ -57,7 +58,8 @@ def set_up_logging(level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
+            # A frame's locals are headers with credentials, prompts and the password of Redis.
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

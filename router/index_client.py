@@ -10,6 +10,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from indexer.contract import fleet_functions, functions, index_functions, keys, reservations
+from indexer.contract.fleet_functions import Unreadable, reading
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
@@ -47,6 +48,7 @@ class IndexClient:
         self._deadline_s = deadline_s
         self._fleets: dict[FleetId, KnownFleet] = {}
         self._models: dict[str, ServedModel] = {}
+        self._unreadable: dict[bytes, str] = {}  # member of the directory -> what is wrong
         self._refreshing = asyncio.Lock()
         self._heard_s = -np.inf
         self._missed_s = -np.inf
@@ -77,16 +79,41 @@ class IndexClient:
         """
         async with asyncio.timeout(self._deadline_s):
             members = await self._link.execute_command("SMEMBERS", keys.directory())
-        found = [FleetId(member.decode()) for member in members]
-        for fleet in found:
-            await self._refresh_fleet(fleet, None)
+        found = []
+        for member in members:
+            try:
+                with reading():
+                    fleet = fleet_functions.fleet_id(member)
+                found.append(fleet)
+                await self._refresh_fleet(fleet, None)
+            except Unreadable as error:  # the others are served, this one as last known
+                self._note_unreadable(member, error)
+            else:
+                self._unreadable.pop(member, None)
+        for member in set(self._unreadable) - set(members):
+            del self._unreadable[member]
         for fleet in set(self._fleets) - set(found):
             self._drop(fleet)
         self._rebuild_models()
         self._heard_s = time.monotonic()
 
+    def _note_unreadable(self, member: bytes, error: Unreadable) -> None:
+        telemetry.INDEX_ERRORS.labels(call="fleet_record").inc()
+        if self._unreadable.get(member) != str(error):
+            log.warning("fleet_unreadable", fleet_id=repr(member)[2:-1], error=str(error))
+        self._unreadable[member] = str(error)
+
     async def _refresh_fleet(self, fleet: FleetId, seen: FleetCounters | None) -> None:
-        """Read record and instances of a fleet if its membership is not the known one."""
+        """Read record and instances of a fleet if its membership is not the known one.
+
+        Raises:
+            Unreadable: what Redis holds of it cannot be decoded.
+            RedisError, OSError, TimeoutError: Redis is gone or slow.
+        """
+        with reading():
+            await self._read_fleet(fleet, seen)
+
+    async def _read_fleet(self, fleet: FleetId, seen: FleetCounters | None) -> None:
         async with asyncio.timeout(self._deadline_s):
             counters = seen or reservations.fleet_counters(
                 await functions.run(self._link, reservations.read(fleet))
@@ -108,7 +135,8 @@ class IndexClient:
             self._drop(fleet)
             return
         record = fleet_functions.fleet_record(fleet, shape)
-        instances = decode_instances(dict(zip(raw[::2], raw[1::2], strict=True)))
+        slots_max = record.partitions * SLOTS_PER_PARTITION_MAX
+        instances = decode_instances(dict(zip(raw[::2], raw[1::2], strict=True)), slots_max)
         if known and known.record.epoch != record.epoch and known.outlives(len(instances)):
             return
         self._fleets[fleet] = KnownFleet(
@@ -143,7 +171,11 @@ class IndexClient:
         return any(fleet.record.model_scope == model for fleet in self._fleets.values())
 
     async def find(self, model: str) -> ServedModel | None:
-        """The model from memory, or from Redis when it is not known here yet (rate-limited)."""
+        """The model from memory, or from Redis when it is not known here yet (rate-limited).
+
+        Raises:
+            IndexUnavailable: its fleet is there, but cannot be read.
+        """
         served = self._models.get(model)
         if served is None and time.monotonic() - self._missed_s > FIND_MISS_S:
             self._missed_s = time.monotonic()
@@ -152,6 +184,8 @@ class IndexClient:
             except REDIS_WEATHER:
                 telemetry.INDEX_ERRORS.labels(call="find").inc()
             served = self._models.get(model)
+        if served is None and keys.fleet_id(model).encode() in self._unreadable:
+            raise IndexUnavailable(f"What Redis holds of the fleet of `{model}` cannot be read.")
         return served
 
     # -- one request ------------------------------------------------------------------------------
@@ -177,6 +211,9 @@ class IndexClient:
                 if counters is None:
                     raise RedisError(f"fleet {served.fleet.fleet_id} has no counters")
                 current = await self._current(served, counters)
+        except Unreadable as error:
+            self._note_unreadable(served.fleet.fleet_id.encode(), error)
+            raise IndexUnavailable("What Redis holds of this fleet cannot be read.") from error
         except REDIS_WEATHER as error:
             telemetry.INDEX_ERRORS.labels(call="look").inc()
             raise IndexUnavailable("The index (Redis) does not answer. Try again.") from error
@@ -222,11 +259,12 @@ class IndexClient:
         calls = [reservations.read(fleet.fleet_id, milestones)]
         if hashes:
             calls += [index_functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
-        replies = await functions.run_all(self._link, calls)
-        for partition, reply in enumerate(replies[1:]):
-            first = partition * SLOTS_PER_PARTITION_MAX
-            index_functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
-        return reservations.fleet_counters(replies[0]), reservations.siblings(replies[0])
+        with reading():
+            replies = await functions.run_all(self._link, calls)
+            for partition, reply in enumerate(replies[1:]):
+                first = partition * SLOTS_PER_PARTITION_MAX
+                index_functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
+            return reservations.fleet_counters(replies[0]), reservations.siblings(replies[0])
 
     async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel:
         """The same model after whatever changed in its fleet's membership."""

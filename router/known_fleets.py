@@ -108,16 +108,39 @@ class KnownFleet:
         }
 
 
-def decode_instances(raw: dict[bytes, bytes]) -> dict[int, InstanceRecord]:
+def decode_instances(raw: dict[bytes, bytes], slots_max: int) -> dict[int, InstanceRecord]:
     """Slot -> record; those that cannot be read are counted and left out."""
     instances = {}
     for slot, packed in raw.items():
         try:
-            instances[int(slot)] = InstanceRecord.decode(packed)
+            if not 0 <= int(slot) < slots_max:
+                raise ValueError(f"no slot below {slots_max}")  # noqa: TRY301
+            instances[int(slot)] = _checked(InstanceRecord.decode(packed))
         except (TypeError, ValueError) as error:
             telemetry.INDEX_ERRORS.labels(call="instance_record").inc()
-            log.warning("instance_record_unreadable", slot=int(slot), error=str(error))
+            log.warning("instance_record_unreadable", slot=repr(slot)[2:-1], error=str(error))
     return instances
+
+
+def _checked(record: InstanceRecord) -> InstanceRecord:
+    """The same.
+
+    Raises:
+        TypeError: a field that the router relies on is of another type.
+    """
+    texts = (record.instance_id, record.url, record.model_root)
+    names: tuple[Any, ...] = (record.models, record.adapters or [])
+    ranks = (record.max_model_len_tokens, record.capacity_blocks, record.data_parallel_rank)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("instance_id, url or model_root is no text")
+    if not all(isinstance(n, list) and all(isinstance(one, str) for one in n) for n in names):
+        raise TypeError("models or adapters is no list of names")
+    if not all(number is None or isinstance(number, int) for number in ranks):
+        raise TypeError("a number of the record is none")
+    size: Any = record.block_size_tokens
+    if not isinstance(size, int) or size < 1:
+        raise TypeError("block_size_tokens is no positive number")
+    return record
 
 
 def served_models(

@@ -74,6 +74,7 @@ class EventPublisher:
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_batches)
         self.sequence = 0
         self.replays_count = 0
+        self.answers_replays = True
 
     async def publish(self, *events: object, ts_s: float = 1.5, skip_live: bool = False) -> None:
         """Send one batch; skip_live keeps it for replays only, as if the network had lost it."""
@@ -93,6 +94,8 @@ class EventPublisher:
         while self._router is not None:
             client, _, start = await self._router.recv_multipart()
             self.replays_count += 1
+            if not self.answers_replays:
+                continue
             for sequence, payload in list(self._ring):
                 if sequence >= int.from_bytes(start, "big"):
                     await self._reply(client, sequence.to_bytes(8, "big"), payload, self._topic)

@@ -1,17 +1,23 @@
 """Membership, counters and notices of a fleet: one builder per function, run by `functions.py`."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
+
+from redis.exceptions import RedisError, ResponseError
 
 from indexer.contract import keys
 from indexer.contract.call import Call
 from indexer.contract.functions import RedisClient
 from indexer.contract.identifiers import FleetId, SlotIndex
 from indexer.contract.limits import (
+    BUCKET_BITS_MAX,
     DIRECTORY_TTL_S,
     INSTANCE_LEASE_TTL_S,
     NOTICE_TTL_S,
     NOTICES_PER_SLOT_MAX,
+    PARTITIONS_MAX,
     SLOTS_PER_PARTITION_MAX,
 )
 from indexer.contract.records import (
@@ -23,11 +29,47 @@ from indexer.contract.records import (
 )
 
 
+class Unreadable(RedisError):  # noqa: N818
+    """What Redis holds is not what the contract says; others than a fleet's owners wrote it."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Reads and decodes what Redis holds of one fleet.
+
+    Raises:
+        Unreadable: it cannot be decoded, or is of another type.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+    except ResponseError as error:
+        if "WRONGTYPE" in str(error) or "script:" in str(error):
+            raise Unreadable(str(error)) from error
+        raise
+
+
+def fleet_id(member: bytes) -> FleetId:
+    """Decode a member of the directory.
+
+    Raises:
+        ValueError: it is no fleet's id.
+    """
+    if not re.fullmatch(rb"[0-9a-f]{16}", member):
+        raise ValueError(f"{member[:32]!r} is not a fleet id")
+    return FleetId(member.decode())
+
+
 def create(fleet: FleetRecord) -> Call:
     """Found a fleet, or learn what it is; see `fleet_record`."""
     return Call(
         "ts1_create",
-        (keys.fleet(fleet.fleet_id), keys.counters(fleet.fleet_id)),
+        (
+            keys.fleet(fleet.fleet_id),
+            keys.counters(fleet.fleet_id),
+            keys.instances(fleet.fleet_id),
+        ),
         (
             fleet.model_scope,
             fleet.block_size_tokens,
@@ -44,9 +86,13 @@ FLEET_FIELDS: Final = ("model_scope", "block_size_tokens", "partitions", "bucket
 
 
 def fleet_record(fleet: FleetId, reply: Sequence[Any]) -> FleetRecord:
-    """Decode what `create` returned, or FLEET_FIELDS read with HMGET."""
+    """Decode what `create` returned, or FLEET_FIELDS read with HMGET.
+
+    Raises:
+        ValueError: a field is not what it has to be.
+    """
     scope, block_size_tokens, partitions, bucket_bits, epoch = reply
-    return FleetRecord(
+    record = FleetRecord(
         fleet_id=fleet,
         model_scope=scope.decode(),
         block_size_tokens=int(block_size_tokens),
@@ -54,6 +100,13 @@ def fleet_record(fleet: FleetId, reply: Sequence[Any]) -> FleetRecord:
         bucket_bits=int(bucket_bits),
         epoch=int.from_bytes(epoch, "little"),
     )
+    if record.block_size_tokens < 1:
+        raise ValueError(f"block_size_tokens is {record.block_size_tokens}")
+    if not 1 <= record.partitions <= PARTITIONS_MAX:
+        raise ValueError(f"partitions is {record.partitions}")
+    if not 0 <= record.bucket_bits <= BUCKET_BITS_MAX:
+        raise ValueError(f"bucket_bits is {record.bucket_bits}")
+    return record
 
 
 async def read_fleet(redis: RedisClient, fleet: FleetId) -> FleetRecord | None:

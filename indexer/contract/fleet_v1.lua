@@ -47,8 +47,8 @@ local function close_slot(counters, slot, generation)
 end
 
 -- create: found the fleet, or tell what it is. The first caller fixes the shape.
--- KEYS[1] fleet, KEYS[2] counters; ARGV model scope, block size, partitions, bucket bits,
--- epoch (8 bytes, drawn by the caller), ttl_s.
+-- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances; ARGV model scope, block size, partitions,
+-- bucket bits, epoch (8 bytes, drawn by the caller), ttl_s.
 -- Returns {model scope, block size, partitions, bucket bits, epoch}. O(1).
 local function create(keys, args)
   if redis.call('EXISTS', keys[1]) == 0 then
@@ -59,6 +59,7 @@ local function create(keys, args)
   local fleet = redis.call('HMGET', keys[1], 'model_scope', 'block_size_tokens', 'partitions',
     'bucket_bits', 'epoch')
   if redis.call('EXISTS', keys[2]) == 0 then
+    if keys[3] then redis.call('DEL', keys[3]) end  -- without its counters none of them has a slot
     redis.call('SETRANGE', keys[2], 0,
       'TS1\0' .. struct.pack('<I4', 1) .. fleet[5] .. struct.pack('<I4', tonumber(fleet[3]))
       .. string.rep('\0', 12))
@@ -100,6 +101,14 @@ local function join(keys, args)
   return {best, generation}
 end
 
+-- Of a key of another type than it is to have, which is deleted: nothing.
+local function read_or_delete(command, key, ...)
+  local value = redis.pcall(command, key, ...)
+  if type(value) ~= 'table' or not value.err then return value end
+  redis.call('DEL', key)
+  return nil
+end
+
 -- heartbeat: renew an instance's lease, publish its counters, take what waits for its sidecar.
 -- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances, KEYS[4] notices, KEYS[5] budgets; ARGV slot,
 -- generation, epoch (8 bytes), lease_ttl_s, ttl_s, state flags (DRAINING, SLEEPING), index blocks,
@@ -114,6 +123,8 @@ local function heartbeat(keys, args)
   local record = read_slot(keys[2], slot)
   if record[GENERATION] ~= generation or record[FLAGS] == 0
     or bit.band(record[FLAGS], CLOSING) ~= 0 then return {} end
+  local notices = read_or_delete('LRANGE', keys[4], 0, -1) or {}
+  local told = read_or_delete('HGET', keys[5], args[1]) or ''
   local now = now_s()
   record[FLAGS] = bit.bor(USED, tonumber(args[6]))
   record[LEASE] = now + tonumber(args[4])
@@ -129,9 +140,8 @@ local function heartbeat(keys, args)
   end
   write_slot(keys[2], slot, record)
   for i = 1, 3 do redis.call('EXPIRE', keys[i], args[5]) end
-  local notices = redis.call('LRANGE', keys[4], 0, -1)
   if #notices > 0 then redis.call('DEL', keys[4]) end
-  local of, blocks = string.match(redis.call('HGET', keys[5], args[1]) or '', '^(%d+) (%d+)$')
+  local of, blocks = string.match(told, '^(%d+) (%d+)$')
   local budget = tonumber(of) == generation and tonumber(blocks) or -1
   local t = redis.call('TIME')
   return {record[REQUESTS], record[TOKENS], budget, t[1], t[2], notices}

@@ -13,6 +13,8 @@ from indexer.contract.limits import (
     BLOCK_HASH_BYTES,
     BLOCKS_PER_LOOKUP_MAX,
     BLOCKS_PER_WRITE_MAX,
+    INDEX_TTL_S,
+    KEEP_BUCKETS_PER_CALL_MAX,
     SLOTS_PER_PARTITION_MAX,
 )
 from indexer.contract.records import FleetRecord
@@ -62,7 +64,7 @@ def _write(
 ) -> Call:
     assert len(hashes) <= BLOCKS_PER_WRITE_MAX, len(hashes)
     partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
-    args = (fleet.bucket_bits, local, generation, b"".join(hashes), after or b"")
+    args = (fleet.bucket_bits, local, generation, b"".join(hashes), after or b"", INDEX_TTL_S)
     return Call(function, (anchor(fleet, partition),), args)
 
 
@@ -103,7 +105,13 @@ def remove(
 def open_slot(fleet: FleetRecord, slot: SlotIndex, generation: int) -> Call:
     """Let a generation of a slot write to the index."""
     partition, local = divmod(slot, SLOTS_PER_PARTITION_MAX)
-    return Call("ts1_open", (anchor(fleet, partition),), (local, generation))
+    return Call("ts1_open", (anchor(fleet, partition),), (local, generation, INDEX_TTL_S))
+
+
+def keep(fleet: FleetRecord, partition: int, first_bucket: int, buckets: int) -> Call:
+    """Put off the expiry of a partition's anchor and of a run of its buckets."""
+    assert buckets <= KEEP_BUCKETS_PER_CALL_MAX, buckets
+    return Call("ts1_keep", (anchor(fleet, partition),), (first_bucket, buckets, INDEX_TTL_S))
 
 
 def sweep(

@@ -4,6 +4,7 @@
 -- Anchor key KEYS[1] = keys.partition(): HASH, local slot -> generation that may write.
 -- Bucket key         = KEYS[1] .. ':' .. b, b = first `bits` bits of the block hash: HASH,
 --                      block hash (8 bytes) -> holders.
+-- Every key expires: set by whoever makes it, renewed by the sweeper's keep.
 -- Holders            = up to 31 local slots as sorted bytes, or a 32-byte bitmap (bit 0 of byte 0 is
 --                      slot 0) for more; canonical, so equal sets are equal strings.
 
@@ -130,16 +131,19 @@ local function holds(prefix, divisor, hash, slot)
   return bit.band(byte, bit.lshift(1, slot % 8)) ~= 0
 end
 
--- store: one instance holds these blocks; parents before children.
+-- store: one instance holds these blocks; parents before children. ARGV[6] seconds until a new
+-- bucket expires (absent: it does not).
 local function store(keys, args)
   if redis.call('HGET', keys[1], args[2]) ~= args[3] then return 0 end
   local prefix, divisor, slot = keys[1] .. ':', bucket_divisor(args[1]), tonumber(args[2])
-  local mine, hashes = string.char(slot), args[4]
+  local mine, hashes, ttl_s = string.char(slot), args[4], args[6]
   if (args[5] or '') ~= '' and not holds(prefix, divisor, args[5], slot) then return 2 end
   for i = 1, #hashes, HASH do
     local hash = string.sub(hashes, i, i + HASH - 1)
     local key = bucket_key(prefix, hash, divisor)
-    if redis.call('HSETNX', key, hash, mine) == 0 then
+    if redis.call('HSETNX', key, hash, mine) == 1 then
+      if ttl_s and redis.call('HLEN', key) == 1 then redis.call('EXPIRE', key, ttl_s) end
+    else
       local holders = redis.call('HGET', key, hash)
       local after = holders_add(holders, slot)
       if after ~= holders then redis.call('HSET', key, hash, after) end
@@ -168,12 +172,26 @@ local function remove(keys, args)
 end
 
 -- open: let a generation of a slot write.
--- KEYS[1] anchor; ARGV[1] local slot, ARGV[2] generation. Returns 1, or 0 for an older generation.
+-- KEYS[1] anchor; ARGV[1] local slot, ARGV[2] generation, ARGV[3] seconds until the anchor expires
+-- (absent: as before). Returns 1, or 0 for an older generation.
 local function open(keys, args)
   local present = tonumber(redis.call('HGET', keys[1], args[1]) or '0')
   if present > tonumber(args[2]) then return 0 end
   redis.call('HSET', keys[1], args[1], args[2])
+  if args[3] then redis.call('EXPIRE', keys[1], args[3]) end
   return 1
+end
+
+-- keep: put off the expiry of the anchor and of a run of buckets.
+-- KEYS[1] anchor; ARGV[1] first bucket, ARGV[2] buckets (at most KEEP_BUCKETS_PER_CALL_MAX), ARGV[3]
+-- ttl_s. Returns how many of those buckets there are. O(buckets).
+local function keep(keys, args)
+  local first, kept = tonumber(args[1]), 0
+  redis.call('EXPIRE', keys[1], args[3])
+  for b = first, first + tonumber(args[2]) - 1 do
+    kept = kept + redis.call('EXPIRE', keys[1] .. ':' .. string.format('%d', b), args[3])
+  end
+  return kept
 end
 
 -- sweep: end a generation's right to write, and take its slot out of a run of buckets.
@@ -209,4 +227,5 @@ redis.register_function{function_name='ts1_store', callback=store}
 -- What is bounded or frees memory runs also when the server is at its limit.
 redis.register_function{function_name='ts1_open', callback=open, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_remove', callback=remove, flags={'allow-oom'}}
+redis.register_function{function_name='ts1_keep', callback=keep, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_sweep', callback=sweep, flags={'allow-oom'}}

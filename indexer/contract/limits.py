@@ -78,9 +78,19 @@ BLOCKS_PER_MEASURE_MAX: Final = 4096
 DIRECTORY_TTL_S: Final = 3600
 """Expiry of a fleet's keys that no lease owns; every heartbeat of any of its sidecars renews it."""
 
+INDEX_TTL_S: Final = 2 * DIRECTORY_TTL_S
+"""Expiry of the index's keys. Longer than the fleet record's: whoever could not renew them has lost
+its slot by then and publishes everything anew, so no living instance misses a block unknowingly."""
+
+INDEX_RENEW_S: Final = DIRECTORY_TTL_S / 4
+
+KEEP_BUCKETS_PER_CALL_MAX: Final = 1024
+"""Expiries renewed in one call: about 1 ms of the server."""
+
 assert BLOCKS_PER_LOOKUP_MAX * BLOCK_SIZE_TOKENS_MIN >= PROMPT_TOKENS_MAX, (
     "one lookup cannot cover the longest prompt"
 )
 assert INSTANCE_LEASE_RENEW_S * 3 <= INSTANCE_LEASE_TTL_S, "two lost renewals would end a lease"
+assert INDEX_RENEW_S * 3 <= INDEX_TTL_S, "two lost renewals would lose blocks"
 assert ROUTER_LEASE_RENEW_S * 3 <= ROUTER_LEASE_TTL_S, "two lost renewals would end a lease"
 assert SLOTS_PER_PARTITION_MAX == 1 << 8, "a holder is one byte"

@@ -28,7 +28,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Batches from `first` up to, not including, `resumes_at` are lost for good."""
+    """Batches from `first` up to, not including, `resumes_at` are lost for good.
+
+    When both are the same, none may be lost, but nothing shows that the same process goes on.
+    """
 
     first: int
     resumes_at: int
@@ -149,7 +152,11 @@ class History:
             return []
         if sequence > self.next and not is_first:
             raise ReplayFailed(f"the replay skipped {self.next} to {sequence}")
-        return self.take_live(sequence, payload)
+        items = self.take_live(sequence, payload)
+        if len(items) == 1 and is_first and sequence > 0:
+            # The ring has just lost the one batch that would have shown whose ring it is.
+            return [Gap(sequence, sequence), *items]
+        return items
 
 
 def digest_of(payload: bytes) -> int:

@@ -34,8 +34,9 @@ class Ring:
         """Sequence and payload of what the ring holds from a sequence on.
 
         Raises:
-            ReplayFailed: no answer, or it broke off before the end marker.
+            ReplayFailed: no answer, it broke off before the end marker, or it goes back.
         """
+        least = start
         socket = open_socket(self._context, zmq.DEALER, REPLAY_MESSAGES_MAX)
         try:
             socket.connect(self._endpoint)
@@ -49,6 +50,9 @@ class Ring:
                 message = parse(frames, REPLAY_FRAMES)
                 if message is None:
                     raise ReplayFailed(f"{self._endpoint} answered {len(frames)} frames")
+                if message[0] < least:
+                    raise ReplayFailed(f"{self._endpoint} answered {message[0]}, not {least}")
+                least = message[0] + 1
                 yield message
         finally:
             socket.close(linger=0)

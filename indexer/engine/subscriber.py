@@ -7,6 +7,7 @@ all, another engine process is answering. A replay is due at every new connectio
 once in every silence (a subscription takes effect a little after it was made).
 """
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
@@ -35,6 +36,9 @@ REPLAY_ATTEMPTS: Final = 3
 
 LIVE_SILENCE_S: Final = 1.0
 """After so long without a message the ring is asked, once, whether something was missed."""
+
+STALLED_S: Final = 1.0
+"""After so long without a batch a replay holds up the live ones."""
 
 DRAINED_S: Final = 0.1
 """After so long without a message none is left in the buffers of ZMQ and of the two kernels."""
@@ -78,6 +82,7 @@ class Subscriber:
         self._checks_count = 0
         self._failures_count = 0
         self._undrained: int | None = None  # messages taken since `check`, without a ring
+        self._replayed_s: float | None = None  # last progress of the replay under way
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,6 +113,12 @@ class Subscriber:
             self._undrained = 0
         return self._checks_count
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether live batches wait for a replay that does not get on."""
+        replayed_s = self._replayed_s
+        return replayed_s is not None and time.monotonic() - replayed_s > STALLED_S
+
     def resync(self) -> None:
         """Ask for all batches since the engine's first as `Again`; ends with `Resynchronised`."""
         self._resync_due = True
@@ -123,9 +134,12 @@ class Subscriber:
             # Looked at after a message was taken, too: it may have come through a new connection.
             await self._follow_connection()
             if due := self._due():
+                self._replayed_s = time.monotonic()
                 async with aclosing(due) as items:
                     async for item in items:
+                        self._replayed_s = time.monotonic()
                         yield item
+                self._replayed_s = None
             elif frames is None:
                 frames = await self._next_live()
                 if (drained := self._drained(frames)) is not None:

@@ -29,6 +29,13 @@ RESYNC_EVERY_MAX_S: Final = 600.0
 """Between two resynchronisations; doubled by each until there was none for the longest time."""
 
 
+NOTICE_BYTES_MAX: Final = NOTICE_BLOCKS_MAX * BLOCK_HASH_BYTES + 1024
+"""The longest chain, and room for the other fields and their names."""
+
+REASON_CHARACTERS_MAX: Final = 200
+"""Of a refusal, which may quote what it refuses: it goes into a log line."""
+
+
 class Finding(StrEnum):
     """What a report amounts to.
 
@@ -72,15 +79,17 @@ def read(raw: bytes, *, block_size_tokens: int, engine_block_size_tokens: int) -
     Raises:
         ValueError: it is none, or says what cannot be.
     """
+    if len(raw) > NOTICE_BYTES_MAX:
+        raise ValueError(f"{len(raw)} bytes are above {NOTICE_BYTES_MAX}")
     try:
         notice = Notice.decode(raw)
     except (TypeError, ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise ValueError(f"not a notice: {error!r}") from error
+        raise ValueError(f"not a notice: {error!r}"[:REASON_CHARACTERS_MAX]) from error
     tokens = (notice.predicted_tokens, notice.actual_tokens)
     if type(notice.decided_s) not in (int, float) or not math.isfinite(notice.decided_s):
         raise ValueError("decided_s is no time")
     if not all(type(count) is int and 0 <= count <= PROMPT_TOKENS_MAX for count in tokens):
-        raise ValueError(f"no counts of tokens: {tokens}")
+        raise ValueError(f"no counts of tokens: {tokens}"[:REASON_CHARACTERS_MAX])
     if type(notice.hashes) is not bytes or len(notice.hashes) % BLOCK_HASH_BYTES:
         raise ValueError("hashes are no chain")
     predicted_tokens, actual_tokens = tokens

@@ -15,7 +15,7 @@ UNLINK_KEYS_MAX: Final = 1000
 async def find_or_found(redis: Link, founding: FleetRecord, lease: SweeperLease) -> FleetRecord:
     """Join a fleet's record, or found the fleet with `founding`.
 
-    The index has no expiry of its own while the record has, so a founder first clears away what an
+    The index outlives the record, so a founder first clears away what an
     earlier fleet of the same name has left: its blocks would be credited to the new instances.
     """
     while not await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):

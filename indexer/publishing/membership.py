@@ -151,7 +151,10 @@ class Membership:
         beat = fleet_functions.heartbeat(
             self.fleet, self.slot, self.generation, state=state, index=index, counters=counters
         )
+        asked = self._place
         reply = fleet_functions.heartbeat_reply(await functions.run(self._redis, beat))
+        if asked != self._place:  # taken meanwhile: the answer is about the former slot
+            return None
         if reply is None:
             self.lose(Loss.LEASE)
             return None
@@ -167,8 +170,14 @@ class Membership:
             return
         fleet_id = self.fleet.fleet_id
         call = fleet_functions.announce(fleet_id, self.slot, self.generation, record.encode())
-        if not await functions.run(self._redis, call):
+        asked = self._place
+        if not await functions.run(self._redis, call) and asked == self._place:
             self.lose(Loss.RECORD)
+
+    @property
+    def _place(self) -> tuple[int, SlotIndex, int]:
+        """What tells one slot had from another; epochs begin the generations anew."""
+        return self.fleet.epoch, self.slot, self.generation
 
     async def close(self) -> None:
         """Let nobody use the slot any more, whoever holds it by now under our generation."""

@@ -1,11 +1,13 @@
-"""What one sidecar of a fleet does at a time: bound it, sweep slots, reap routers.
+"""What one sidecar of a fleet does at a time: keep and bound it, sweep slots, reap routers.
 
 A lease in Redis chooses the one. It is renewed before every few pages of a sweep; a sweep that
 comes too late finds the slot with another generation and does nothing.
 """
 
 import asyncio
+import math
 import secrets
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -15,7 +17,12 @@ import structlog
 from indexer.contract import fleet_functions, functions, index_functions, reservations, upkeep
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId, SlotIndex
-from indexer.contract.limits import INSTANCE_GRACE_S, SWEEP_BUCKETS_PER_CALL_MAX
+from indexer.contract.limits import (
+    INDEX_RENEW_S,
+    INSTANCE_GRACE_S,
+    KEEP_BUCKETS_PER_CALL_MAX,
+    SWEEP_BUCKETS_PER_CALL_MAX,
+)
 from indexer.contract.link import Link
 from indexer.contract.records import FleetCounters, FleetRecord, SlotFlag
 from indexer.publishing.memory import MemoryKeeper
@@ -27,7 +34,7 @@ SWEEPER_LEASE_TTL_S: Final = 10.0
 ROUND_S: Final = 1.0
 REAPS_PER_ROUND_MAX: Final = 16
 CALLS_PER_ROUND_TRIP: Final = 16
-"""Sweep calls between two renewals of the lease; other clients' commands run between them."""
+"""Sweep or keep calls between two renewals of the lease; other commands run between them."""
 
 
 class SweeperLease:
@@ -49,7 +56,9 @@ class SweeperLease:
 
 
 class Sweeper:
-    """Frees the slots of dead instances, takes back what dead routers have reserved, bounds memory.
+    """Frees the slots of dead instances, takes back what dead routers reserved, bounds memory.
+
+    It also puts off the expiry of the index, which ends when nobody of the fleet is left to do so.
 
     Args:
         redis: link whose calls have a deadline.
@@ -66,6 +75,8 @@ class Sweeper:
         self._lease = lease
         self._telemetry = telemetry
         self._log = structlog.get_logger()
+        self._kept_epoch: int | None = None
+        self._kept_s = -math.inf
 
     async def run(self, current: Callable[[], FleetRecord]) -> None:
         """Work once a second while this process has the lease; Redis may be away.
@@ -86,10 +97,11 @@ class Sweeper:
             await asyncio.sleep(ROUND_S)
 
     async def round(self, fleet: FleetRecord) -> None:
-        """Reap dead routers, bound the index and sweep every dead slot, if the lease can be had."""
+        """Keep and bound the index, reap dead routers, sweep dead slots: with the lease only."""
         if not await self._lease.hold():
             self._memory.rest()
             return
+        await self._keep(fleet)
         for _ in range(REAPS_PER_ROUND_MAX):
             reply = await functions.run(self._redis, reservations.reap(fleet.fleet_id))
             if not reply:
@@ -105,6 +117,24 @@ class Sweeper:
         await self._memory.round(fleet, counters)
         for slot, generation in _dead_slots(counters):
             await self._retire(fleet, slot, generation)
+
+    async def _keep(self, fleet: FleetRecord) -> None:
+        """Put off the expiry of every key of the index, when it is time."""
+        started_s = time.monotonic()
+        if self._kept_epoch == fleet.epoch and started_s - self._kept_s < INDEX_RENEW_S:
+            return
+        buckets = 1 << fleet.bucket_bits
+        per_call = min(KEEP_BUCKETS_PER_CALL_MAX, buckets)
+        pages = [(p, b) for p in range(fleet.partitions) for b in range(0, buckets, per_call)]
+        for i in range(0, len(pages), CALLS_PER_ROUND_TRIP):
+            if not await self._lease.hold():
+                return
+            calls = [
+                index_functions.keep(fleet, partition, first, per_call)
+                for partition, first in pages[i : i + CALLS_PER_ROUND_TRIP]
+            ]
+            await functions.run_all(self._redis, calls)
+        self._kept_epoch, self._kept_s = fleet.epoch, started_s
 
     async def _retire(self, fleet: FleetRecord, slot: SlotIndex, generation: int) -> None:
         """Close a slot whose lease has been dead long enough, sweep it, free it.

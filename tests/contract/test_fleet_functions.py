@@ -1,6 +1,7 @@
 """Membership and reservations on a real server behave as their Python twins do."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from indexer.contract import fleet_functions, keys, reservations
-from indexer.contract.identifiers import RouterId, SlotIndex
+from indexer.contract.identifiers import FleetId, RouterId, SlotIndex
 from indexer.contract.limits import NOTICES_PER_SLOT_MAX
 from indexer.contract.records import EngineCounters, IndexCounters, Notice, SlotFlag
 from indexer.contract.reservations import InFlight
@@ -28,6 +29,7 @@ FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
 RECORD = make_instance().encode()
 ROUTERS = st.sampled_from(["a", "b"])
 SEQUENCES = st.integers(1, 6)
+KeyOfFleet = Callable[[FleetId], str]
 TAILS = st.sampled_from([None, *((shared, tail) for shared in (18, 40) for tail in (0, 20, 37))])
 """A prompt without siblings, or blocks it shares with the others and blocks of its own."""
 
@@ -334,3 +336,25 @@ def test_a_slot_is_given_up_for_another_in_one_step(fleet: EmbeddedServer) -> No
     others_former = (SlotIndex(1), 7)  # the slot has passed on
     assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD, former=others_former)) == [2, 1]
     assert fleet.counters(FLEET).slots["flags"][1] == SlotFlag.USED
+
+
+@pytest.mark.parametrize("lost", [keys.fleet, keys.counters])
+def test_a_fleet_begins_without_instances(fleet: EmbeddedServer, lost: KeyOfFleet) -> None:
+    """Whichever part of an earlier one was lost, nobody is in it by the records."""
+    fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
+    fleet.redis.delete(lost(FLEET.fleet_id))
+    fleet.call(fleet_functions.create(FLEET))
+    assert not fleet.redis.exists(keys.instances(FLEET.fleet_id))
+
+
+def test_a_heartbeat_gets_past_keys_of_another_type(fleet: EmbeddedServer) -> None:
+    """Notices and budgets that are none are deleted; the beat counts and the next is as ever."""
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
+    notices, budgets = keys.notices(FLEET.fleet_id, slot), keys.budgets(FLEET.fleet_id)
+    fleet.redis.set(notices, "text")
+    fleet.redis.set(budgets, "text")
+    beat = make_heartbeat(FLEET, slot, generation, counters=None)
+    reply = fleet_functions.heartbeat_reply(fleet.call(beat))
+    assert reply is not None
+    assert (reply.budget_blocks, reply.notices) == (None, ())
+    assert not fleet.redis.exists(notices, budgets)

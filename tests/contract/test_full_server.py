@@ -29,6 +29,7 @@ GO_ON = {
     "heartbeat": (make_heartbeat(FLEET, SLOT, GENERATION, counters=None), None),
     "read": (reservations.read(ID), None),
     "lookup": (index_functions.lookup(FLEET, 0, b"".join(HASHES[:9])), None),
+    "keep": (index_functions.keep(FLEET, 0, 0, 16), None),
     "remove": (index_functions.remove(FLEET, SLOT, GENERATION, HASHES[8::-1]), 1),
     "sweep": (index_functions.sweep(FLEET, SLOT, GENERATION, 0, 16), 9),
     "close": (fleet_functions.close(ID, SLOT, GENERATION, -1), 1),

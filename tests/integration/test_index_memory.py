@@ -114,7 +114,7 @@ async def test_the_coldest_instances_give_way(
 ) -> None:
     """Under a limit the instance in use keeps all; the others publish again when there is room."""
     monkeypatch.setattr(sweeper, "ROUND_S", 0.05)
-    limit_bytes = 42_000
+    limit_bytes = 51_000
     options = {"index_bytes_max": limit_bytes, "instances_expected": 4}
     engines = [EngineStandIn() for _ in range(3)]
     prompts = [chains(n, 40) for n in range(3)]

@@ -42,7 +42,7 @@ async def test_two_sidecars_survive_a_flush(redis_socket: Path, probe: Probe) ->
 
 
 async def test_remains_of_an_expired_fleet_credit_nobody(redis_socket: Path, probe: Probe) -> None:
-    """The record of a fleet expires, its index does not: a founder clears it away."""
+    """The record of a fleet expires, its index later: a founder clears it away."""
     engine = EngineStandIn()
     async with engine:
         await engine.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))

@@ -1,5 +1,6 @@
 """The checkpoint file: whole, about its subject, or none."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import xxhash
 
 from indexer import checkpoint
-from indexer.checkpoint import DIGEST_BYTES, FORMAT, Checkpoint, Subject
+from indexer.checkpoint import CHECKPOINT_BYTES_MAX, DIGEST_BYTES, FORMAT, Checkpoint, Subject
 from indexer.engine.history import Position
 from indexer.errors import CheckpointUnwritable, MalformedCheckpoint
 from indexer.table.holdings import Saved
@@ -142,3 +143,57 @@ def test_directory_is_made_or_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointUnwritable, match=r"checkpoint_path: .*give a directory"):
         checkpoint.check_directory(tmp_path / "file")
+
+
+@pytest.mark.timeout(10)
+def test_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """In place of the checkpoint, of what is written beside it, or of the probe."""
+    path = SUBJECT.path(tmp_path)
+    for name in (path, path.with_suffix(".tmp"), tmp_path / f".{os.getpid()}.tmp"):
+        os.mkfifo(name)
+    checkpoint.check_directory(tmp_path)
+    with pytest.raises(MalformedCheckpoint, match="no regular file"):
+        checkpoint.read(path, SUBJECT)
+    checkpoint.write(path, SUBJECT, CHECKPOINT)
+    assert checkpoint.read(path, SUBJECT) == CHECKPOINT
+
+
+def test_directory_in_its_place_is_unusable(tmp_path: Path) -> None:
+    """Neither read nor replaced."""
+    path = SUBJECT.path(tmp_path)
+    path.mkdir()
+    with pytest.raises(MalformedCheckpoint):
+        checkpoint.read(path, SUBJECT)
+    with pytest.raises(OSError, match="directory"):
+        checkpoint.write(path, SUBJECT, CHECKPOINT)
+
+
+def test_overlarge_file_is_not_read(tmp_path: Path) -> None:
+    """Its size alone says that it is not ours."""
+    path = SUBJECT.path(tmp_path)
+    path.write_bytes(FORMAT)
+    os.truncate(path, CHECKPOINT_BYTES_MAX + 1)
+    with pytest.raises(MalformedCheckpoint, match="bytes are above"):
+        checkpoint.read(path, SUBJECT)
+
+
+def test_overlarge_table_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would never be read; the one before stays."""
+    path, raw = whole(tmp_path)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES_MAX", len(raw) - 1)
+    with pytest.raises(OSError, match="bytes are above"):
+        checkpoint.write(path, SUBJECT, CHECKPOINT)
+    assert path.read_bytes() == raw
+
+
+@pytest.mark.parametrize("where", ["_content", "_checkpoint"])
+def test_no_memory_is_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A checkpoint is never a reason to end."""
+    path, _ = whole(tmp_path)
+
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoint, where, exhausted)
+    with pytest.raises(MalformedCheckpoint):
+        checkpoint.read(path, SUBJECT)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from indexer.contract import block_hash
 from indexer.contract.limits import NOTICE_BLOCKS_MAX
 from indexer.contract.records import Notice
-from indexer.notices.judgement import RESYNC_EVERY_MAX_S, Finding, Suspicion, finding, read
+from indexer.notices.judgement import (
+    NOTICE_BYTES_MAX,
+    REASON_CHARACTERS_MAX,
+    RESYNC_EVERY_MAX_S,
+    Finding,
+    Suspicion,
+    finding,
+    read,
+)
 
 CHAIN = block_hash.split(bytes(range(8 * 16)))
 NOTICE = Notice(decided_s=10.0, predicted_tokens=32, actual_tokens=64, hashes=b"".join(CHAIN))
@@ -71,6 +79,33 @@ def test_malformed_notices_are_refused(raw: bytes) -> None:
     """Whatever is not a notice is a ValueError, nothing else."""
     with pytest.raises(ValueError, match=r".+"):
         read(raw, block_size_tokens=16, engine_block_size_tokens=16)
+
+
+def test_longest_notice_is_read() -> None:
+    """The bound leaves room for every notice a router may send."""
+    hashes = bytes(8 * NOTICE_BLOCKS_MAX)
+    raw = Notice(
+        decided_s=1e10, predicted_tokens=0, actual_tokens=16 * NOTICE_BLOCKS_MAX, hashes=hashes
+    ).encode()
+    report = read(raw, block_size_tokens=16, engine_block_size_tokens=16)
+    assert len(report.difference) == NOTICE_BLOCKS_MAX
+
+
+def test_overlong_notices_are_not_decoded() -> None:
+    """Even where all but an unknown field is right."""
+    raw = msgpack.packb({**msgpack.unpackb(NOTICE.encode()), "novelty": bytes(NOTICE_BYTES_MAX)})
+    with pytest.raises(ValueError, match="bytes are above"):
+        read(raw, block_size_tokens=16, engine_block_size_tokens=16)
+
+
+@pytest.mark.parametrize("field", ["actual_tokens", "extra"])
+def test_refusals_quote_little(field: str) -> None:
+    """A refusal is one short line, however long what it refuses is."""
+    fields = {**msgpack.unpackb(NOTICE.encode()), field: "x" * 5000}
+    raw = msgpack.packb(fields) if field != "extra" else b"\xd9\xff" + b"x" * 255
+    with pytest.raises(ValueError, match=r".+") as refused:
+        read(raw, block_size_tokens=16, engine_block_size_tokens=16)
+    assert len(str(refused.value)) <= REASON_CHARACTERS_MAX
 
 
 @given(st.binary(max_size=200))

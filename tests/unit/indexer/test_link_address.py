@@ -60,6 +60,28 @@ def test_sentinels_have_credentials_of_their_own() -> None:
         ("redis://a:70000", "Port out of range"),
         ("redis://a:1?db=x", "Invalid value for 'db'"),
         ("redis://a:1?novelty=1", "novelty"),
+        ("redis://a:1?retry_on_error=x", "no option retry_on_error"),
+        ("redis://a:1?host=evil", "no option host"),
+        ("redis://a:1?port=abc", "no option port"),
+        ("redis://a:1?redis_connect_func=x", "no option redis_connect_func"),
+        ("redis://a:1?credential_provider=x", "no option credential_provider"),
+        ("redis://a:1?sentinel_password=x", "needs redis.sentinel"),
+        ("redis://a:1?ssl_cert_reqs=none", "needs TLS"),
+        ("redis://a:1?db=1&db=2", "db is there twice"),
+        ("redis://a:1?client_name=", "client_name has no value"),
+        ("rediss://a:1?ssl_cert_reqs=banana", "ssl_cert_reqs: `banana`"),
+        ("rediss://a:1?ssl_check_hostname=banana", "ssl_check_hostname: `banana`"),
+        ("rediss://a:1?ssl_ca_certs=/no/ca.pem", "ssl_ca_certs: there is no file"),
+        ("rediss://a:1?ssl_certfile=/no/c.pem", "ssl_certfile: there is no file"),
+        ("rediss://a:1?ssl_keyfile=/no/k.pem", "ssl_keyfile: there is no file"),
+        ("rediss://a:1?ssl_ca_path=/no", "ssl_ca_path: there is no folder"),
+        ("redis://a:0", "Port out of range"),
+        ("redis://a:1/x", "whole number"),
+        ("redis://a:1/1/2", "whole number"),
+        ("redis://a:1/1?db=2", "named twice"),
+        ("redis+sentinel://a:1/main/x", "whole number"),
+        ("unix://", "path is missing"),
+        ("unix://run/redis.sock", "unix:///PATH"),
         ("redis://a:1?decode_responses=1", "decode_responses"),
         ("redis+sentinel://a:1", "name of the master is missing"),
         ("redis+cluster://a:1/2", "no database 2"),
@@ -72,12 +94,25 @@ def test_a_bad_url_is_refused_by_what_is_wrong_with_it(url: str, says: str) -> N
         parse(url)
 
 
+@pytest.mark.parametrize("mark", ["/", "?", "#", "[", "%", ":", "\uff03"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss+sentinel", "redis+cluster", "unix", "http"])
+def test_a_refusal_repeats_no_password(scheme: str, mark: str) -> None:
+    """Also where a character that is not percent-encoded moves a part of it out of its place."""
+    for place in ("h:x", "h:0", "h:1/x/y", "h:1?host=x"):
+        for secret in (f"S3cr{mark}4et", f"77{mark}S3cr=4et"):
+            with pytest.raises(ValueError, match=r".") as refused:
+                parse(f"{scheme}://user:{secret}@{place}")
+            assert not [part for part in ("S3cr", "4et", "77") if part in str(refused.value)]
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("redis://a:1", "redis://a:1"),
         ("redis://u:secret@a:1,b:2/0", "redis://u:***@a:1,b:2/0"),
         ("redis://:sec@ret@a:1", "redis://:***@a:1"),
+        ("redis://u:sec?ret@a:1", "redis://u:***@a:1"),
+        ("redis://a?password=sec@h", "redis://***@h"),
         (
             "redis+sentinel://a/m?sentinel_password=secret&ssl_ca_certs=/ca",
             "redis+sentinel://a/m?sentinel_password=***&ssl_ca_certs=/ca",
