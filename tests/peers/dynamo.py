@@ -4,6 +4,8 @@ They run in an environment of their own; `make test-peers` builds it.
 """
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 TOKENIZER = ROOT / "workers" / "simulated" / "tokenizer"
 BLOCK_TOKENS = 16
+FIRST_TOKEN = 3  # behind the special ones
 START_S = 60.0
 STOP_S = 5.0
 
@@ -71,13 +74,16 @@ class Resident:
     counts: dict[int, int] = field(default_factory=dict)
     children: dict[tuple[int | None, tuple[int, ...]], int] = field(default_factory=dict)
     removals_count: int = 0
+    events_count: int = 0
 
     def apply(self, event: dict[str, Any]) -> None:
         """One event as it was on the wire."""
+        self.events_count += 1
         if event["type"] == "BlockRemoved":
             self.removals_count += len(event["block_hashes"])
             for name in event["block_hashes"]:
-                self.counts[name] -= 1
+                if name in self.counts:  # else it was stored before anybody listened
+                    self.counts[name] -= 1
             return
         parent = event["parent_block_hash"]
         for i, name in enumerate(event["block_hashes"]):
@@ -152,9 +158,20 @@ class Dynamo:
 
     @asynccontextmanager
     async def mocking(self) -> AsyncIterator[Process]:
-        """The mocker's process, known to the frontend."""
+        """The mocker's process, known to the frontend and heard by the reference on every rank."""
         async with process(self.log, *self.command, **self.environment) as mocker:
             await until(self.lists_model, f"the mocker is up, see {self.log}", START_S)
+            before = [resident.events_count for resident in self.resident]
+            tokens = itertools.count(FIRST_TOKEN)
+
+            async def is_heard() -> bool:
+                # A subscription takes effect a little later and misses what was before.
+                with contextlib.suppress(AssertionError):  # a former mocker is still listed
+                    await self.complete([next(tokens)] * (BLOCK_TOKENS + 1))
+                heard = [resident.events_count for resident in self.resident]
+                return all(now > then for now, then in zip(heard, before, strict=True))
+
+            await until(is_heard, "the reference hears every rank", START_S)
             yield mocker
 
     async def listen(self, rank: int) -> None:
