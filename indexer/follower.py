@@ -70,6 +70,7 @@ class Follower:
         self._is_void = False
         self._checks_wanted: int | None = None
         self._resync_began_s = 0.0
+        self._heard_s = time.monotonic()
 
     async def receive(self, engine_host: str) -> None:
         """Follow the engine's events until cancelled.
@@ -132,6 +133,7 @@ class Follower:
     def _take(self, item: Item) -> None:
         match item:
             case Received(sequence, payload):
+                self._heard_s = time.monotonic()
                 self._apply(sequence, self._decode(sequence, payload))
             case Again(sequence, payload):
                 batch = self._decode(sequence, payload)
@@ -187,6 +189,11 @@ class Follower:
 
     # -- what the ring says -----------------------------------------------------------------------
 
+    @property
+    def silence_s(self) -> float:
+        """Since the engine's last batch, or since the beginning."""
+        return time.monotonic() - self._heard_s
+
     def check(self) -> None:
         """Have it made sure that nothing was missed; `is_sure` is False until then."""
         if self._subscriber is not None:  # else nothing was followed yet that could be missed
@@ -210,6 +217,8 @@ class Follower:
         is_answer = not item.failed or item.given_up
         if is_answer and self._checks_wanted is not None and item.checks >= self._checks_wanted:
             self._checks_wanted = None
+        if item.filled_count:
+            self._log.info("gap_filled", batches=item.filled_count)
         outcome = "failed" if item.failed else "complete"
         self._telemetry.replays.labels(self._label, outcome).inc()
         if item.given_up:

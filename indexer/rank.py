@@ -20,6 +20,9 @@ from indexer.table.changes import Delta
 from indexer.table.holdings import Holdings
 from indexer.telemetry import TableMeter, Telemetry
 
+QUIET_S: Final = 600.0
+"""An engine without a batch for so long is mentioned, once, although it may just be idle."""
+
 BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Goes on while the machine is suspended, where there is such a clock."""
 
@@ -82,6 +85,7 @@ class Rank:
         self._is_renewed = False
         self._sure_s = time.clock_gettime(BOOT_CLOCK)  # when the events were surely followed
         self._was_unsure = False
+        self._is_quiet = False
         self._heard_s: float | None = None  # Redis time of the last heartbeat
         self._sleep_level: int | None = None
 
@@ -182,7 +186,12 @@ class Rank:
             self._log.info("lease_renewed" if renewed else "lease_not_renewed", reason=reason)
 
     def export(self) -> None:
-        """Bring the table's metrics up to date."""
+        """Bring the metrics up to date."""
+        silence_s = self.follower.silence_s
+        self._telemetry.silence_s.labels(self._label).set(silence_s)
+        if (silence_s > QUIET_S) != self._is_quiet:
+            self._is_quiet = not self._is_quiet
+            self._log.info("engine_quiet" if self._is_quiet else "engine_heard_again")
         self._telemetry.pending_age_s.labels(self._label).set(self.publisher.pending_age_s)
         holdings = self.follower.holdings
         self._meter.export(

@@ -66,6 +66,9 @@ class Telemetry:
         )
         self.table_blocks = self._gauge("table_blocks", "Engine blocks in the table.")
         self.waiting_blocks = self._gauge("waiting_blocks", "Blocks whose parent is not known.")
+        self.silence_s = self._gauge(
+            "engine_silence_seconds", "Since the engine's last batch; an idle one says nothing."
+        )
         self.engine_asleep = self._gauge("engine_asleep", "1 while the engine sleeps: no requests.")
 
     def _name_losses(self) -> None:

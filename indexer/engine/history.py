@@ -52,11 +52,13 @@ class Replayed:
         failed: it broke off.
         given_up: no more are tried.
         checks: how many had been asked for when it began.
+        filled_count: batches that had been missed and came with it.
     """
 
     failed: bool = False
     given_up: bool = False
     checks: int = 0
+    filled_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

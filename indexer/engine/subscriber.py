@@ -221,7 +221,7 @@ class Subscriber:
             EngineRestarted: the ring does not hold the last batch as it was delivered.
         """
         assert self._ring is not None
-        is_first, checks = True, self._checks_count
+        is_first, checks, filled_count = True, self._checks_count, 0
         try:
             if self._resume is not None:
                 yield await self._resumed(self._ring, self._resume)
@@ -229,6 +229,7 @@ class Subscriber:
             async with aclosing(self._ring.batches(last or 0)) as replies:
                 async for sequence, payload in replies:
                     for item in self._history.take_replayed(sequence, payload, is_first=is_first):
+                        filled_count += last is not None
                         yield item
                     is_first = False
         except ReplayFailed:
@@ -249,7 +250,7 @@ class Subscriber:
         self._failures_count = 0
         self._replay_due = checks < self._checks_count
         self._replay_needed = False
-        yield Replayed(checks=checks)
+        yield Replayed(checks=checks, filled_count=filled_count)
 
     async def _resumed(self, ring: Ring, position: Position) -> Resumed:
         """Take the position over unless the ring holds another batch there, or none.

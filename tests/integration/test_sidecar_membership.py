@@ -10,6 +10,7 @@ from engine_stand_in import EngineStandIn, EventPublisher, stored
 from sidecar_run import FLEET, PROMPT, Probe, metric, running
 from waiting import WAIT_S, until, until_equal
 
+from indexer import rank
 from indexer.contract import fleet_functions, functions, keys, reservations, upkeep
 from indexer.contract.identifiers import RouterId, SlotIndex
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S, SLOTS_PER_PARTITION_MAX
@@ -206,13 +207,17 @@ async def depth_of(probe: Probe, slot: int) -> int:
 
 
 async def test_silent_engine_outlives_every_expiry(
-    redis_socket: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
+    redis_socket: Path,
+    probe: Probe,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An engine without events for many times the expiry of its fleet's keys, scaled to seconds."""
     ttl_s = 1
     for module in (fleet_functions, upkeep):
         monkeypatch.setattr(module, "DIRECTORY_TTL_S", ttl_s)
     monkeypatch.setattr(membership, "DIRECTORY_RENEW_S", ttl_s / 10)
+    monkeypatch.setattr(rank, "QUIET_S", 2 * ttl_s)
     engine = EngineStandIn()
     async with engine, running(engine, redis_socket) as metrics:
         await engine.publishers[0].publish(stored([1, 2, 3, 4], PROMPT))
@@ -238,4 +243,6 @@ async def test_silent_engine_outlives_every_expiry(
         assert [record] == await probe.instances()
         assert await fleet_functions.read_fleet(probe.redis, FLEET) is not None
         assert metric(metrics, "republishes_total") == 0
+        assert metric(metrics, "engine_silence_seconds") > 2 * ttl_s
         assert await probe.completeness() == 1
+    assert "engine_quiet" in capsys.readouterr().out

@@ -27,7 +27,9 @@ async def lose_a_store_and_removals(cache: Cache) -> None:
     await cache.serve(prompt(5, 1))
 
 
-async def test_gap_that_the_ring_covers_costs_nothing(redis_socket: Path, probe: Probe) -> None:
+async def test_gap_that_the_ring_covers_costs_nothing(
+    redis_socket: Path, probe: Probe, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lost removals and stores come from the ring; nothing is lost, nothing is doubted."""
     engine = EngineStandIn()
     async with engine, running(engine, redis_socket) as metrics:
@@ -37,6 +39,7 @@ async def test_gap_that_the_ring_covers_costs_nothing(redis_socket: Path, probe:
         await cache.until_exact(probe)
         assert (metric(metrics, "gaps_total"), metric(metrics, "blocks_set_aside")) == (0, 0)
         assert await probe.completeness() == 1
+    assert "gap_filled" in capsys.readouterr().out
 
 
 async def recover_by_use(cache: Cache, probe: Probe, metrics: CollectorRegistry) -> None:
