@@ -27,7 +27,6 @@ from tests.vllm.forwarder import Forwarder
 from tests.vllm.settings import (
     ADAPTERS,
     BLOCK,
-    CHECKPOINTS,
     ENGINE_ENVIRONMENT,
     ENGINE_FLAGS,
     ENGINE_READY_S,
@@ -275,9 +274,8 @@ def _worker(name: str, redis_url: str, pick: Callable[[int], int]) -> Worker:
     if name == "b":
         engine |= {"event_topic": "kv@b", "replay_batches_max": RING_BATCHES}
         environment["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
-        if CHECKPOINTS:
-            checkpoint_path = sidecar["checkpoint_path"] = RUN_DIR / "checkpoints"
-            checkpoint_path.mkdir(exist_ok=True)
+        checkpoint_path = sidecar["checkpoint_path"] = RUN_DIR / "checkpoints"
+        checkpoint_path.mkdir(exist_ok=True)
         forwarded = pick(21_140)
         forwarder = Forwarder(f"tcp://{HOST}:{events}", f"tcp://{HOST}:{forwarded}")
         sidecar |= {

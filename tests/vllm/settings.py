@@ -1,10 +1,7 @@
 """What the real fleet is made of: paths, names, sizes, flags, deadlines."""
 
 import os
-from dataclasses import fields
 from pathlib import Path
-
-from indexer.config import SidecarConfig
 
 ROOT = Path(__file__).parents[2]
 VLLM_PYTHON = Path(os.environ.get("TIMESTABLE_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
@@ -46,5 +43,3 @@ ENGINE_FLAGS = (
     *("--num-gpu-blocks-override", str(CAPACITY_BLOCKS), "--max-num-seqs", "16"),
     *("--enforce-eager", "--dtype", "float32", "--distributed-executor-backend", "uni"),
 )
-
-CHECKPOINTS = "checkpoint_path" in {one.name for one in fields(SidecarConfig)}

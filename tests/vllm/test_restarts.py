@@ -14,7 +14,7 @@ from tests.vllm.asking import Asked, Asker, traffic
 from tests.vllm.cases import Report
 from tests.vllm.fleet import RealFleet, Worker
 from tests.vllm.prompts import Prompts
-from tests.vllm.settings import BLOCK, CHECKPOINTS, LEASE_S, READY_S, RING_BATCHES
+from tests.vllm.settings import BLOCK, LEASE_S, READY_S, RING_BATCHES
 from tests.vllm.truth import Truth
 
 pytestmark = [
@@ -86,7 +86,6 @@ async def test_sidecar_killed_with_all_in_the_ring(
     )
 
 
-@pytest.mark.skipif(not CHECKPOINTS, reason="this sidecar has no --checkpoint_path")
 async def test_sidecar_killed_with_a_checkpoint(truth: Truth, asker: Asker, report: Report) -> None:
     """The ring has wrapped, the checkpoint and the ring together hold everything."""
     worker, prompts = truth.fleet.workers["b"], Prompts(32)
