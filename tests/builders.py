@@ -1,5 +1,6 @@
 """Builders with explicit defaults; a test names only what it is about."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import xxhash
 
 from indexer.contract import fleet_functions, keys
 from indexer.contract.call import Call
-from indexer.contract.identifiers import InstanceId, SlotIndex
+from indexer.contract.identifiers import BlockHash, InstanceId, SlotIndex
 from indexer.contract.records import (
     EngineCounters,
     FleetRecord,
@@ -97,9 +98,16 @@ def make_heartbeat(
     *,
     index: IndexCounters | None = None,
     counters: EngineCounters | None,
+    stored: Sequence[BlockHash] = (),
 ) -> Call:
     """A heartbeat of an instance that is awake; of nothing known, unless told."""
     index = index or IndexCounters(blocks=0, completeness_ratio=0.0)
     return fleet_functions.heartbeat(
-        fleet, slot, generation, state=SlotFlag(0), index=index, counters=counters
+        fleet,
+        slot,
+        generation,
+        state=SlotFlag(0),
+        index=index,
+        counters=counters,
+        stored=stored,
     )

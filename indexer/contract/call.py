@@ -2,10 +2,19 @@
 
 from dataclasses import dataclass
 
+from indexer.contract import libraries
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One function call, ready to send."""
+    """One function call, ready to send.
+
+    Attributes:
+        function: its name in the Lua source.
+        keys: all of one hash tag.
+        args: as its header says.
+        read_only: it may be sent to a replica.
+    """
 
     function: str
     keys: tuple[str, ...]
@@ -15,4 +24,10 @@ class Call:
     def command(self) -> tuple[bytes | str | int | float, ...]:
         """The whole command, for a client or a pipeline."""
         verb = "FCALL_RO" if self.read_only else "FCALL"
-        return (verb, self.function, len(self.keys), *self.keys, *self.args)
+        return (
+            verb,
+            libraries.server_names()[self.function],
+            len(self.keys),
+            *self.keys,
+            *self.args,
+        )

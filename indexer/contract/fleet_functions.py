@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError, ResponseError
 
-from indexer.contract import keys
+from indexer.contract import block_hash, keys
 from indexer.contract.call import Call
 from indexer.contract.functions import RedisClient
-from indexer.contract.identifiers import FleetId, SlotIndex
+from indexer.contract.identifiers import BlockHash, FleetId, RouterId, SlotIndex
 from indexer.contract.limits import (
     BUCKET_BITS_MAX,
     DIRECTORY_TTL_S,
@@ -115,18 +115,27 @@ async def read_fleet(redis: RedisClient, fleet: FleetId) -> FleetRecord | None:
     return None if None in reply else fleet_record(fleet, reply)
 
 
-def join(fleet: FleetId, record: bytes, *, former: tuple[SlotIndex, int] | None = None) -> Call:
+def join(
+    fleet: FleetId,
+    record: bytes,
+    *,
+    state: SlotFlag = SlotFlag(0),  # noqa: B008 - immutable
+    former: tuple[SlotIndex, int] | None = None,
+) -> Call:
     """Take a slot for an instance.
 
     Args:
         fleet: the fleet.
         record: from `InstanceRecord.encode`.
+        state: DRAINING, SLEEPING or SlotFlag(0); it holds from the first moment, so no request
+            comes before the first heartbeat that could not be taken.
         former: slot and generation given up in the same step, so that one engine is never two.
     """
+    limits = (INSTANCE_LEASE_TTL_S, DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX)
     return Call(
         "ts1_join",
         (keys.fleet(fleet), keys.counters(fleet), keys.instances(fleet)),
-        (record, INSTANCE_LEASE_TTL_S, DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX, *(former or ())),
+        (record, *limits, int(state), *(former or ())),
     )
 
 
@@ -138,6 +147,7 @@ def heartbeat(
     state: SlotFlag,
     index: IndexCounters,
     counters: EngineCounters | None,
+    stored: Sequence[BlockHash] = (),
 ) -> Call:
     """Renew an instance's lease and publish its counters; see `heartbeat_reply`.
 
@@ -148,6 +158,8 @@ def heartbeat(
         state: DRAINING, SLEEPING or SlotFlag(0).
         index: its part of the index.
         counters: its engine's; None when the engine's metrics are not known.
+        stored: of the blocks awaited on the slot those that its engine has stored; at most
+            AWAITED_PER_HEARTBEAT_MAX.
     """
     args: tuple[bytes | str | int | float, ...] = (
         slot,
@@ -158,26 +170,32 @@ def heartbeat(
         int(state),
         index.blocks,
         round(index.completeness_ratio * 1_000_000),
+        keys.ledger(fleet.fleet_id, RouterId("")),
+        b"".join(stored),
     )
     if counters is not None:
         kv_usage_millionths = round(counters.kv_usage_ratio * 1_000_000)
         args += (counters.running_count, counters.waiting_count, kv_usage_millionths)
     key = fleet.fleet_id
     anchors = (keys.fleet(key), keys.counters(key), keys.instances(key))
-    return Call("ts1_heartbeat", (*anchors, keys.notices(key, slot), keys.budgets(key)), args)
+    mail = (keys.notices(key, slot), keys.budgets(key), keys.awaited(key, slot))
+    return Call("ts1_heartbeat", (*anchors, *mail), args)
 
 
 def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | None:
     """Decode what `heartbeat` returned; None when the slot is lost."""
     if not reply:
         return None
-    requests, tokens, budget_blocks, seconds, microseconds, notices = reply
+    requests, tokens, budget_blocks, seconds, microseconds, notices, awaited, ended, slots = reply
     return HeartbeatReply(
         reserved_requests=int(requests),
         reserved_prefill_tokens=int(tokens),
         budget_blocks=None if budget_blocks < 0 else int(budget_blocks),
         now_s=int(seconds) + int(microseconds) / 1e6,
         notices=tuple(notices),
+        awaited=tuple(block_hash.split(awaited)),
+        prefills_ended_count=int(ended),
+        fleet_slots=int(slots),
     )
 
 

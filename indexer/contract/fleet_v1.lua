@@ -1,14 +1,15 @@
 #!lua name=ts1_fleet
--- Membership and counters of one fleet; reservations follow in reservations_v1.lua, which is loaded
--- as the second half of this library. Times are Redis's own.
+-- Membership and counters of one fleet; reservations_v1.lua and heartbeat_v1.lua follow, loaded as
+-- the other parts of this library. Times are Redis's own.
 --
 -- Counters: 32-byte header and one 64-byte record per slot, laid out as in records.py.
 
-local HEADER, RECORD = 32, 64
+local HEADER, RECORD, CLAMPED = 32, 64, 20
 local RECORD_FORMAT = '<I4I4I4I4I4I4I4I4I4I4I4I4dd'
 local GENERATION, FLAGS, REQUESTS, TOKENS, PEAK, FOREIGN = 1, 2, 3, 4, 5, 6
 local RUNNING, WAITING, KV_USAGE, INDEX_BLOCKS, COMPLETENESS, LAST_RESERVED = 7, 8, 9, 10, 11, 12
 local LEASE, PUBLISHED, FIELDS = 13, 14, 14
+local RESERVATION = 11  -- bytes; a longer one awaits a block
 local USED, CLOSING, DRAINING, SLEEPING = 1, 2, 4, 8
 
 local function now_s()
@@ -26,6 +27,35 @@ end
 local function write_slot(counters, slot, record)
   redis.call('SETRANGE', counters, HEADER + slot * RECORD,
     struct.pack(RECORD_FORMAT, unpack(record, 1, FIELDS)))
+end
+
+-- A counter would have fallen below zero: something was taken back twice.
+local function count_clamped(counters)
+  local raw = redis.call('GETRANGE', counters, CLAMPED, CLAMPED + 3)
+  redis.call('SETRANGE', counters, CLAMPED, struct.pack('<I4', (struct.unpack('<I4', raw) + 1) % 2 ^ 32))
+end
+
+-- Key of what requests await on a slot (reservations_v1.lua), beside the counters' own.
+local function awaited_key(counters, slot)
+  return string.gsub(counters, 'counters$', 'w:') .. slot
+end
+
+-- Ends all registrations: ledgers say nothing about counters that begin anew. Routers find themselves
+-- lost, register and send their books.
+local function forget_routers(counters)
+  local routers = string.gsub(counters, 'counters$', 'routers')
+  local prefix = string.gsub(counters, 'counters$', 'ledger:')
+  local ids = redis.call('ZRANGE', routers, 0, -1)
+  for i = 1, #ids do
+    local values = redis.call('HVALS', prefix .. ids[i])
+    for j = 1, #values do
+      if #values[j] > RESERVATION then
+        redis.call('DEL', awaited_key(counters, struct.unpack('<I2', values[j])))
+      end
+    end
+    redis.call('DEL', prefix .. ids[i])
+  end
+  redis.call('DEL', routers)
 end
 
 local function membership_changed(counters)
@@ -60,6 +90,7 @@ local function create(keys, args)
     'bucket_bits', 'epoch')
   if redis.call('EXISTS', keys[2]) == 0 then
     if keys[3] then redis.call('DEL', keys[3]) end  -- without its counters none of them has a slot
+    forget_routers(keys[2])
     redis.call('SETRANGE', keys[2], 0,
       'TS1\0' .. struct.pack('<I4', 1) .. fleet[5] .. struct.pack('<I4', tonumber(fleet[3]))
       .. string.rep('\0', 12))
@@ -71,12 +102,13 @@ end
 
 -- join: take the lowest free slot of the emptiest partition.
 -- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances; ARGV instance record, lease_ttl_s, ttl_s,
--- slots a partition, then slot and generation that are given up for it (absent: none).
+-- slots a partition, state flags (0: takes requests at once), then slot and generation that are
+-- given up for it (absent: none).
 -- Returns {slot, generation}, or {} when every slot is taken or waits to be swept. O(slots).
 local function join(keys, args)
   local partitions = tonumber(redis.call('HGET', keys[1], 'partitions') or '0')
   local per_partition = tonumber(args[4])
-  if args[5] then close_slot(keys[2], tonumber(args[5]), tonumber(args[6])) end
+  if args[6] then close_slot(keys[2], tonumber(args[6]), tonumber(args[7])) end
   local raw = redis.call('GET', keys[2]) or ''
   local best, best_used = nil, nil
   for p = 0, partitions - 1 do
@@ -92,59 +124,15 @@ local function join(keys, args)
   local record = read_slot(keys[2], best)
   local generation = record[GENERATION] % 4294967295 + 1
   for i = 1, FIELDS do record[i] = 0 end
-  record[GENERATION], record[FLAGS] = generation, USED
+  record[GENERATION] = generation
+  record[FLAGS] = bit.bor(USED, bit.band(tonumber(args[5]), bit.bor(DRAINING, SLEEPING)))
   record[LEASE] = now_s() + tonumber(args[2])
   write_slot(keys[2], best, record)
   redis.call('HSET', keys[3], best, args[1])
+  redis.call('DEL', awaited_key(keys[2], best))
   membership_changed(keys[2])
   for i = 1, 3 do redis.call('EXPIRE', keys[i], args[3]) end
   return {best, generation}
-end
-
--- Of a key of another type than it is to have, which is deleted: nothing.
-local function read_or_delete(command, key, ...)
-  local value = redis.pcall(command, key, ...)
-  if type(value) ~= 'table' or not value.err then return value end
-  redis.call('DEL', key)
-  return nil
-end
-
--- heartbeat: renew an instance's lease, publish its counters, take what waits for its sidecar.
--- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances, KEYS[4] notices, KEYS[5] budgets; ARGV slot,
--- generation, epoch (8 bytes), lease_ttl_s, ttl_s, state flags (DRAINING, SLEEPING), index blocks,
--- completeness in millionths, then running, waiting, KV$ usage in millionths (absent when the
--- engine's metrics are not known).
--- Returns {reserved requests, reserved prefill tokens, budget in blocks or -1, seconds,
--- microseconds, {notices}}, or {} when the slot is no longer this instance's: it must join again and
--- publish its whole table. O(notices), at most NOTICES_PER_SLOT_MAX.
-local function heartbeat(keys, args)
-  local slot, generation = tonumber(args[1]), tonumber(args[2])
-  if redis.call('HGET', keys[1], 'epoch') ~= args[3] then return {} end
-  local record = read_slot(keys[2], slot)
-  if record[GENERATION] ~= generation or record[FLAGS] == 0
-    or bit.band(record[FLAGS], CLOSING) ~= 0 then return {} end
-  local notices = read_or_delete('LRANGE', keys[4], 0, -1) or {}
-  local told = read_or_delete('HGET', keys[5], args[1]) or ''
-  local now = now_s()
-  record[FLAGS] = bit.bor(USED, tonumber(args[6]))
-  record[LEASE] = now + tonumber(args[4])
-  record[INDEX_BLOCKS], record[COMPLETENESS] = tonumber(args[7]), tonumber(args[8])
-  if args[9] then
-    record[RUNNING], record[WAITING] = tonumber(args[9]), tonumber(args[10])
-    record[KV_USAGE] = tonumber(args[11])
-    -- A request that ended since the engine counted it was reserved at some moment since the last
-    -- heartbeat: the peak keeps it from being taken for somebody else's.
-    record[FOREIGN] = math.max(0, record[RUNNING] + record[WAITING] - record[PEAK])
-    record[PEAK] = record[REQUESTS]
-    record[PUBLISHED] = now
-  end
-  write_slot(keys[2], slot, record)
-  for i = 1, 3 do redis.call('EXPIRE', keys[i], args[5]) end
-  if #notices > 0 then redis.call('DEL', keys[4]) end
-  local of, blocks = string.match(told, '^(%d+) (%d+)$')
-  local budget = tonumber(of) == generation and tonumber(blocks) or -1
-  local t = redis.call('TIME')
-  return {record[REQUESTS], record[TOKENS], budget, t[1], t[2], notices}
 end
 
 -- notice: tell a slot's sidecar that its engine had more or less than the index said.
@@ -193,6 +181,7 @@ local function free(keys, args)
   record[GENERATION] = generation
   write_slot(keys[1], slot, record)
   redis.call('HDEL', keys[2], args[1])
+  redis.call('DEL', awaited_key(keys[1], slot))
   membership_changed(keys[1])
   return 1
 end
@@ -200,7 +189,6 @@ end
 -- Membership is bounded by the number of slots and has to go on when memory is full.
 redis.register_function{function_name='ts1_create', callback=create, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_join', callback=join, flags={'allow-oom'}}
-redis.register_function{function_name='ts1_heartbeat', callback=heartbeat, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_notice', callback=notice}
 redis.register_function{function_name='ts1_announce', callback=announce, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_close', callback=close, flags={'allow-oom'}}

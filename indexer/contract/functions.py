@@ -7,16 +7,12 @@ return value of each function are in the header above its Lua source.
 """
 
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from typing import Any, Final, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
+from indexer.contract import libraries
 from indexer.contract.call import Call
-
-LIBRARIES: Final = ("index_v1.lua", "fleet_v1.lua", "upkeep_v1.lua")
-_HALVES: Final = {"fleet_v1.lua": ("fleet_v1.lua", "reservations_v1.lua")}
-"""A library whose source is in two files."""
 
 
 class RedisClient(Protocol):
@@ -42,16 +38,10 @@ REDIS_WEATHER: Final = (RedisError, OSError, TimeoutError)
 Command = Sequence[bytes | str | float]
 
 
-def library_text(name: str) -> str:
-    """Source of one library."""
-    folder = resources.files("indexer.contract")
-    return "\n".join(folder.joinpath(part).read_text() for part in _HALVES.get(name, (name,)))
-
-
 async def load(redis: RedisClient) -> None:
-    """Load or replace all libraries; loading identical text again changes nothing."""
-    for name in LIBRARIES:
-        await redis.execute_command("FUNCTION", "LOAD", "REPLACE", library_text(name))
+    """Load all libraries; loading identical text again changes nothing."""
+    for name in libraries.PARTS:
+        await redis.execute_command("FUNCTION", "LOAD", "REPLACE", libraries.text(name))
 
 
 async def run(redis: RedisClient, call: Call) -> Any:

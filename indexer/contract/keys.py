@@ -54,6 +54,14 @@ def ledger(fleet: FleetId, router: RouterId) -> str:
     return f"{PREFIX}{{{fleet}}}:ledger:{router}"
 
 
+def awaited(fleet: FleetId, slot: SlotIndex) -> str:
+    """HASH: request sequence (8 bytes) and router id -> hash of the block that ends its prefill.
+
+    The functions derive it from the counters' key.
+    """
+    return f"{PREFIX}{{{fleet}}}:w:{slot}"
+
+
 def notices(fleet: FleetId, slot: SlotIndex) -> str:
     """LIST of packed `Notice`s for the sidecar of a slot; bounded, expires."""
     return f"{PREFIX}{{{fleet}}}:notices:{slot}"

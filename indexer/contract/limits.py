@@ -44,6 +44,10 @@ SWEEP_BUCKETS_PER_CALL_MAX: Final = 64
 
 INSTANCE_LEASE_TTL_S: Final = 5.0
 INSTANCE_LEASE_RENEW_S: Final = 1.0
+HEARTBEATS_PER_S_MAX: Final = 2500
+"""Of a whole fleet: an eighth of the server at 50 us each. Larger fleets' sidecars beat less often,
+though never less than the lease needs."""
+
 INSTANCE_GRACE_S: Final = 30.0
 """How long a slot with a dead lease may still be revived by its own sidecar before it is swept."""
 
@@ -58,6 +62,9 @@ SIBLING_TTL_S: Final = 10.0
 
 MILESTONES_MAX: Final = 60
 """Depths at which siblings meet: four an octave and the end of the longest chain."""
+
+AWAITED_PER_HEARTBEAT_MAX: Final = 1024
+"""Awaited blocks looked at in one heartbeat: under a millisecond; of more, any are picked."""
 
 NOTICES_PER_SLOT_MAX: Final = 64
 """Notices that wait for a sidecar; the oldest give way."""

@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from indexer.contract.identifiers import FleetId, InstanceId
+from indexer.contract.identifiers import BlockHash, FleetId, InstanceId
 from indexer.contract.limits import SCHEMA_VERSION
 
 COUNTERS_MAGIC: Final = b"TS1\x00"
@@ -87,6 +87,9 @@ class HeartbeatReply:
         budget_blocks: canonical blocks it may publish; None for no limit.
         now_s: Redis time.
         notices: packed `Notice`s that routers have left for it, oldest first.
+        awaited: blocks whose being stored ends the prefill of a request on its slot.
+        prefills_ended_count: by the blocks that this heartbeat has told to be stored.
+        fleet_slots: of the whole fleet, in use or not.
     """
 
     reserved_requests: int
@@ -94,6 +97,9 @@ class HeartbeatReply:
     budget_blocks: int | None
     now_s: float
     notices: tuple[bytes, ...]
+    awaited: tuple[BlockHash, ...] = ()
+    prefills_ended_count: int = 0
+    fleet_slots: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from indexer.contract import keys
 from indexer.contract.call import Call
-from indexer.contract.identifiers import FleetId, RouterId
+from indexer.contract.identifiers import BlockHash, FleetId, RouterId
 from indexer.contract.limits import (
+    BLOCK_HASH_BYTES,
     CANDIDATES_PER_RESERVE_MAX,
     DIRECTORY_TTL_S,
     ROUTER_LEASE_TTL_S,
@@ -33,6 +34,8 @@ SIBLING: Final = np.dtype([("slot", "<u2"), ("generation", "<u4"), ("tokens", "<
 RESERVATION: Final = struct.Struct("<HIIB")
 """slot, generation, prefill tokens still queued, state (0 prefill, 1 decode)"""
 
+NO_BLOCK: Final = bytes(BLOCK_HASH_BYTES)
+
 assert (CANDIDATE.itemsize, SIBLING.itemsize, RESERVATION.size) == (10, 10, 11), "as in Lua"
 
 
@@ -40,9 +43,9 @@ assert (CANDIDATE.itemsize, SIBLING.itemsize, RESERVATION.size) == (10, 10, 11),
 class InFlight:
     """What a reservation has to know to count what its siblings are about to compute.
 
-    A sibling counts while its ledger has it in prefill, and SIBLING_TTL_S at most: an answer that
-    is not streamed stays in prefill until it ends, long after the index knows its blocks, and
-    should the engine have given them up by then, the credit would be wrong.
+    A sibling counts while its ledger has it in prefill, and SIBLING_TTL_S at most: where nobody
+    can tell when the prefill of an answer that is not streamed ends, it stays in prefill until the
+    answer ends, and should the engine have given its blocks up by then, the credit would be wrong.
 
     Attributes:
         milestones: of the prompt.
@@ -144,10 +147,30 @@ def prefilled(fleet: FleetId, router: RouterId, sequence: int) -> Call:
     return Call("ts1_prefilled", _books(fleet, router), (router, sequence.to_bytes(8, "little")))
 
 
+def await_block(fleet: FleetId, router: RouterId, sequence: int, block: BlockHash) -> Call:
+    """The request's prefill ends when its instance has stored this block."""
+    args = (router, sequence.to_bytes(8, "little"), block, LEDGER_TTL_S)
+    return Call("ts1_await", _books(fleet, router), args)
+
+
 def release(fleet: FleetId, router: RouterId, sequence: int) -> Call:
     """The request has ended."""
     args = (router, sequence.to_bytes(8, "little"), LEDGER_TTL_S)
     return Call("ts1_release", _books(fleet, router), args)
+
+
+def sync_row(
+    sequence: int,
+    slot: int,
+    generation: int,
+    prefill_tokens: int,
+    state: int,
+    *,
+    awaited: BlockHash | None = None,
+) -> bytes:
+    """One reservation as `sync` takes it: sequence, RESERVATION, the awaited block or zeros."""
+    packed = RESERVATION.pack(slot, generation, prefill_tokens, state)
+    return sequence.to_bytes(8, "little") + packed + (awaited or NO_BLOCK)
 
 
 def sync(fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombstones: bool) -> Call:
@@ -156,7 +179,7 @@ def sync(fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombst
     Args:
         fleet: the fleet.
         router: this router's registration.
-        reservations: 19 bytes each: sequence as little-endian u64, then RESERVATION.
+        reservations: from `sync_row`, concatenated.
         forget_tombstones: drop the marks of releases that came before their reserve.
     """
     args = (router, reservations, LEDGER_TTL_S, int(forget_tombstones))

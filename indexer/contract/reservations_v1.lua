@@ -1,28 +1,34 @@
--- Reservations of one fleet, and siblings in flight: the second half of the library ts1_fleet.
+-- Reservations of one fleet, and siblings in flight: the second part of the library ts1_fleet.
 --
 -- Ledger:   HASH of one router registration, request sequence (8 bytes) -> reservation (11 bytes:
---           slot u16, generation u32, prefill tokens u32, state u8), or 'x' where a release came
---           before its reserve.
+--           slot u16, generation u32, prefill tokens u32, state u8), and behind it the hash of the
+--           block it awaits (8 bytes), if any; or 'x' where a release came before its reserve.
+--           It says something only as long as its router is registered.
+-- Awaited:  HASH of one slot, request sequence (8 bytes) and router id -> block hash: once the
+--           engine has stored that block, the request's prefill has ended. It says something only
+--           as long as that ledger has that request in prefill on that slot and generation.
 -- Siblings: HASH of one prefix (its last block hash names it), slot -> who is about to compute it
 --           there: generation u32, request sequence (8 bytes), valid until (f64), router id. It says
 --           something only as long as that router's ledger has that request in prefill on that slot
 --           and generation; anything else is ignored, and deleted where writing is allowed.
 
 local RESERVATION_FORMAT, PREFILL, DECODE = '<I2I4I4I1', 0, 1
+local SYNC_ROW, NO_BLOCK = 27, '\0\0\0\0\0\0\0\0'
 local CANDIDATE, MILESTONE = 10, 12
 local TOMBSTONE = 'x'
+local LEDGER_TTL_S = 7200  -- as in reservations.py; every renewal sets it again
 local SIBLING_FORMAT, SIBLING_ROUTER = '<I4c8d', 21
 local SIBLINGS_PER_PREFIX_MAX, SIBLINGS_MANY = 64, 8
 
-local function open_for(record, generation, now)
-  return record[GENERATION] == generation and record[FLAGS] == USED and record[LEASE] >= now
-end
+local LOAD_FORMAT, LEASE_OFFSET = '<I4I4I4I4I4I4', 48  -- of a record: what leads it; LEASE
 
 -- Adds to (or with negative numbers takes from) what is reserved on a slot, unless the slot has
--- passed to another generation or is free (false). Never below zero.
+-- passed to another generation or is free (false). Never below zero; having to see to that is an
+-- error, which the audit tells.
 local function book(counters, slot, generation, requests, tokens)
   local record = read_slot(counters, slot)
   if record[GENERATION] ~= generation or record[FLAGS] == 0 then return false end
+  if record[REQUESTS] + requests < 0 or record[TOKENS] + tokens < 0 then count_clamped(counters) end
   record[REQUESTS] = math.max(0, record[REQUESTS] + requests)
   record[TOKENS] = math.max(0, record[TOKENS] + tokens)
   record[PEAK] = math.max(record[PEAK], record[REQUESTS])
@@ -30,10 +36,18 @@ local function book(counters, slot, generation, requests, tokens)
   return true
 end
 
+-- Nobody has to tell any more when this reservation's prefill ends.
+local function stop_awaiting(counters, router, sequence, value)
+  if #value > RESERVATION then
+    redis.call('HDEL', awaited_key(counters, struct.unpack('<I2', value)), sequence .. router)
+  end
+end
+
 -- Takes one reservation value off the counters, whatever of it is still booked.
-local function unbook(counters, value)
+local function unbook(counters, router, sequence, value)
   if value == TOMBSTONE then return 0 end
   local slot, generation, tokens, state = struct.unpack(RESERVATION_FORMAT, value)
+  stop_awaiting(counters, router, sequence, value)
   book(counters, slot, generation, -1, state == PREFILL and -tokens or 0)
   return 1
 end
@@ -137,7 +151,10 @@ end
 -- KEYS[1] routers, KEYS[2] ledger; ARGV router id, lease_ttl_s, ttl_s, 1 to begin or 0 to renew.
 -- Returns 1, or 0 when the lease to renew has been reaped or lost: register anew under another id.
 local function register(keys, args)
-  if args[4] == '0' and not redis.call('ZSCORE', keys[1], args[1]) then return 0 end
+  if not redis.call('ZSCORE', keys[1], args[1]) then
+    if args[4] == '0' then return 0 end
+    redis.call('DEL', keys[2])  -- of a registration that was lost, it counts no longer
+  end
   redis.call('ZADD', keys[1], now_s() + tonumber(args[2]), args[1])
   redis.call('EXPIRE', keys[1], args[3])
   redis.call('EXPIRE', keys[2], args[3])
@@ -151,18 +168,23 @@ local function new_after(sibling, new, prompt, block)
   return math.min(new, prompt - (reusable - reusable % block))
 end
 
--- Looks at every candidate with the counters of this moment.
+-- Looks at every candidate with the counters of this moment, `all`; a table for each of a hundred
+-- would cost as much as all the rest.
 -- Returns states of all; the choice or the least product, nil when it is not open; the index at which
 -- the request is booked already, or nil; whether a candidate has other new prefill tokens than were
 -- expected.
-local function weigh(record_of, args, found, booked, now)
+local function weigh(all, args, found, booked, now)
   local candidates, choice, prompt = args[3], tonumber(args[4]), tonumber(args[9])
   local states, best, again, moved = {}, nil, nil, false
   for i = 0, #candidates / CANDIDATE - 1 do
     local slot, generation, new = struct.unpack('<I2I4I4', candidates, i * CANDIDATE + 1)
-    local record = record_of(slot)
-    local queued, batch = record[TOKENS], record[REQUESTS] + record[FOREIGN]
-    local open = open_for(record, generation, now)
+    local at, queued, batch, open = HEADER + slot * RECORD + 1, 0, 0, false
+    if #all >= at + RECORD - 1 then
+      local current, flags, requests, tokens, _, foreign = struct.unpack(LOAD_FORMAT, all, at)
+      queued, batch = tokens, requests + foreign
+      open = current == generation and flags == USED
+        and struct.unpack('<d', all, at + LEASE_OFFSET) >= now
+    end
     if open and prompt then
       new = new_after(found[slot], new, prompt, struct.unpack('<I2', args[10], i * 2 + 1))
       moved = moved or args[11] ~= '' and struct.unpack('<I4', args[11], i * 4 + 1) ~= new
@@ -178,7 +200,7 @@ local function weigh(record_of, args, found, booked, now)
       if best == nil or score < best.score or (score == best.score
         and (new < best.new or (new == best.new and batch < best.batch))) then
         best = {index = i, slot = slot, generation = generation, score = score, new = new,
-          batch = batch, record = record}
+          batch = batch}
       end
     end
   end
@@ -218,15 +240,16 @@ local function reserve(keys, args)
     local function slot_of(slot) return record_of(slot)[GENERATION], record_of(slot)[FLAGS] end
     found, present = siblings_of(slot_of, ledgers, siblings, milestones, now, true)
   end
-  local states, best, again, moved = weigh(record_of, args, found, booked, now)
+  local states, best, again, moved = weigh(all, args, found, booked, now)
   if again then return {'ok', again, states} end
   if best == nil then return {'gone', -1, states} end
   if expected_batch >= 0 and (moved or best.batch ~= expected_batch) then
     return {'moved', best.index, states}
   end
-  local record = best.record
+  local record = record_of(best.slot)
   redis.call('HSET', keys[3], sequence,
     struct.pack(RESERVATION_FORMAT, best.slot, best.generation, best.new, PREFILL))
+  if redis.call('HLEN', keys[3]) == 1 then redis.call('EXPIRE', keys[3], LEDGER_TTL_S) end
   record[REQUESTS] = record[REQUESTS] + 1
   record[TOKENS] = record[TOKENS] + best.new
   record[PEAK] = math.max(record[PEAK], record[REQUESTS])
@@ -247,9 +270,11 @@ end
 local function prefilled(keys, args)
   local value = redis.call('HGET', keys[3], args[2])
   if not value or value == TOMBSTONE then return 0 end
+  if not redis.call('ZSCORE', keys[2], args[1]) then return 0 end
   local slot, generation, tokens, state = struct.unpack(RESERVATION_FORMAT, value)
   if state ~= PREFILL then return 0 end
   book(keys[1], slot, generation, 0, -tokens)
+  stop_awaiting(keys[1], args[1], args[2], value)
   redis.call('HSET', keys[3], args[2], struct.pack(RESERVATION_FORMAT, slot, generation, 0, DECODE))
   return 1
 end
@@ -259,29 +284,33 @@ end
 -- Returns 1 when it was booked; 0 when it was not (a mark stays, so that a reserve which lands late
 -- books nothing); -1 when this router is not registered. O(1).
 local function release(keys, args)
+  if not redis.call('ZSCORE', keys[2], args[1]) then return -1 end
   local value = redis.call('HGET', keys[3], args[2])
   if value then
     if value == TOMBSTONE then return 0 end
     redis.call('HDEL', keys[3], args[2])
-    return unbook(keys[1], value)
+    return unbook(keys[1], args[1], args[2], value)
   end
-  if not redis.call('ZSCORE', keys[2], args[1]) then return -1 end
   redis.call('HSET', keys[3], args[2], TOMBSTONE)
   redis.call('EXPIRE', keys[3], args[3])
   return 0
 end
 
--- sync: make the ledger say what its router says, but for reservations on slots that have passed on.
+-- sync: make the ledger say what its router says, but for reservations on slots that have passed on,
+-- and for prefills of which the sidecar has told here that they have ended.
 -- The router sends no reserve and no release while this runs; what it has given up waiting for is
 -- not in its list.
--- KEYS[1] counters, KEYS[2] routers, KEYS[3] ledger; ARGV router id, reservations (19 bytes each:
--- request sequence, reservation), ttl_s, 1 to forget tombstones (else 0).
+-- KEYS[1] counters, KEYS[2] routers, KEYS[3] ledger; ARGV router id, reservations (27 bytes each:
+-- request sequence, reservation, hash of the block it awaits or 8 zero bytes), ttl_s, 1 to forget
+-- tombstones (else 0).
 -- Returns {booked here, taken back}; {} when this router is not registered. O(reservations).
 local function sync(keys, args)
   if not redis.call('ZSCORE', keys[2], args[1]) then return {} end
   local listed, added, taken = {}, 0, 0
-  for i = 1, #args[2], 19 do
+  for i = 1, #args[2], SYNC_ROW do
+    local awaited = string.sub(args[2], i + 19, i + 26)
     listed[string.sub(args[2], i, i + 7)] = string.sub(args[2], i + 8, i + 18)
+      .. (awaited == NO_BLOCK and '' or awaited)
   end
   local present = redis.call('HGETALL', keys[3])
   for i = 1, #present, 2 do
@@ -290,17 +319,24 @@ local function sync(keys, args)
       if args[4] == '1' then redis.call('HDEL', keys[3], sequence) end
     elseif not listed[sequence] then
       redis.call('HDEL', keys[3], sequence)
-      taken = taken + unbook(keys[1], value)
-    elseif listed[sequence] == value then
+      taken = taken + unbook(keys[1], args[1], sequence, value)
+    elseif listed[sequence] == value or (string.byte(value, RESERVATION) == DECODE
+      and string.sub(listed[sequence], 1, 6) == string.sub(value, 1, 6)) then
       listed[sequence] = nil
     else
-      unbook(keys[1], value)
+      redis.call('HDEL', keys[3], sequence)  -- booked below as listed, or not at all
+      unbook(keys[1], args[1], sequence, value)
     end
   end
   for sequence, value in pairs(listed) do
     local slot, generation, tokens, state = struct.unpack(RESERVATION_FORMAT, value)
     if book(keys[1], slot, generation, 1, state == PREFILL and tokens or 0) then
       redis.call('HSET', keys[3], sequence, value)
+      if #value > RESERVATION then
+        local awaited = awaited_key(keys[1], slot)
+        redis.call('HSET', awaited, sequence .. args[1], string.sub(value, RESERVATION + 1))
+        redis.call('EXPIRE', awaited, args[3])
+      end
       added = added + 1
     end
   end
@@ -321,9 +357,12 @@ local function reap(keys, args)
     router = dead[1]
   end
   local ledger = args[1] .. router
-  local values = redis.call('HVALS', ledger)
+  -- A ledger whose registration was lost counts no longer: it may have been balanced away.
+  local present = redis.call('ZSCORE', keys[2], router) and redis.call('HGETALL', ledger) or {}
   local taken = 0
-  for i = 1, #values do taken = taken + unbook(keys[1], values[i]) end
+  for i = 1, #present, 2 do
+    taken = taken + unbook(keys[1], router, present[i], present[i + 1])
+  end
   redis.call('DEL', ledger)
   redis.call('ZREM', keys[2], router)
   return {router, taken}

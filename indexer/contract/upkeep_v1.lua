@@ -7,6 +7,8 @@ local BUCKET_NUMBER, LIST_MAX = 4, 31
 local SECTIONS = {'memory', 'server'}
 -- A key's place in the server's table of keys, which MEMORY USAGE leaves out.
 local PLACE_OF_KEY_BYTES = 16
+-- Of the counters and of a reservation, as in fleet_v1.lua and reservations_v1.lua.
+local HEADER, RECORD, CLAMPED, RESERVATION = 32, 64, 20, 11
 
 -- list: keep a fleet in the directory.
 -- KEYS[1] directory; ARGV fleet id, ttl_s. Returns 1. O(1).
@@ -81,6 +83,97 @@ local function measure(keys, args)
   return {buckets, bytes, blocks, holders, table.concat(info)}
 end
 
+-- What is reserved on each slot beyond (or short of) what the registered routers' ledgers say.
+-- Returns slot -> {generation, flags, requests, tokens}, the counters, reservations, how many routers,
+-- routers whose lease is dead.
+local function differences_of(keys, ledgers)
+  local counters = redis.call('GET', keys[1]) or ''
+  local t = redis.call('TIME')
+  local now = tonumber(t[1]) + tonumber(t[2]) / 1000000
+  local slots, reservations, dead = {}, 0, 0
+  for slot = 0, math.floor((#counters - HEADER) / RECORD) - 1 do
+    slots[slot] = {struct.unpack('<I4I4I4I4', counters, HEADER + slot * RECORD + 1)}
+  end
+  local routers = redis.call('ZRANGE', keys[2], 0, -1, 'WITHSCORES')
+  for i = 1, #routers, 2 do
+    if tonumber(routers[i + 1]) < now then dead = dead + 1 end
+    local values = redis.call('HVALS', ledgers .. routers[i])
+    for j = 1, #values do
+      if #values[j] >= RESERVATION then
+        local slot, generation, tokens, state = struct.unpack('<I2I4I4I1', values[j])
+        local record = slots[slot]
+        reservations = reservations + 1
+        if record and record[1] == generation and record[2] ~= 0 then
+          record[3] = record[3] - 1
+          if state == 0 then record[4] = record[4] - tokens end
+        end
+      end
+    end
+  end
+  return slots, counters, reservations, #routers / 2, dead
+end
+
+-- audit: whether what is reserved on each slot is the sum of what the registered routers' ledgers say.
+-- KEYS[1] counters, KEYS[2] routers; ARGV ledger key prefix (its own tag).
+-- Returns {differences: slot, generation, requests, tokens, slot...; reservations, routers, routers
+-- whose lease is dead, how often a counter was kept from falling below zero}.
+-- A difference is reserved minus ledgers. O(slots + reservations).
+local function audit(keys, args)
+  local slots, counters, reservations, routers, dead = differences_of(keys, args[1])
+  local differences = {}
+  for slot = 0, #slots do
+    local record = slots[slot]
+    if record and (record[3] ~= 0 or record[4] ~= 0) then
+      for _, value in ipairs({slot, record[1], record[3], record[4]}) do
+        differences[#differences + 1] = value
+      end
+    end
+  end
+  local clamped = #counters >= HEADER and struct.unpack('<I4', counters, CLAMPED + 1) or 0
+  return {differences, reservations, routers, dead, clamped}
+end
+
+-- Forgets what no reservation in prefill on this slot awaits; returns how much.
+local function forget_awaited(key, keys, ledgers)
+  local awaiting, forgotten = redis.call('HGETALL', key), 0
+  for i = 1, #awaiting, 2 do
+    local sequence, router = string.sub(awaiting[i], 1, 8), string.sub(awaiting[i], 9)
+    local value = redis.call('ZSCORE', keys[2], router)
+      and redis.call('HGET', ledgers .. router, sequence)
+    if not value or string.sub(value, RESERVATION + 1) ~= awaiting[i + 1] then
+      redis.call('HDEL', key, awaiting[i])
+      forgotten = forgotten + 1
+    end
+  end
+  return forgotten
+end
+
+-- balance: where an audit would tell a difference (a key was deleted by hand, evicted), reserve on
+-- every slot what the registered routers' ledgers say.
+-- KEYS[1] counters, KEYS[2] routers; ARGV ledger key prefix (its own tag).
+-- Returns {slots corrected, awaited blocks forgotten}. O(slots + reservations).
+local function balance(keys, args)
+  local slots, counters = differences_of(keys, args[1])
+  local corrected, forgotten = 0, 0
+  for slot = 0, #slots do
+    local record = slots[slot]
+    if record and (record[3] ~= 0 or record[4] ~= 0) then
+      local at = HEADER + slot * RECORD + 8
+      local requests, tokens = struct.unpack('<I4I4', counters, at + 1)
+      redis.call('SETRANGE', keys[1], at,
+        struct.pack('<I4I4', requests - record[3], tokens - record[4]))
+      corrected = corrected + 1
+    end
+  end
+  for slot = 0, corrected > 0 and #slots or -1 do
+    forgotten = forgotten
+      + forget_awaited(string.gsub(keys[1], 'counters$', 'w:') .. slot, keys, args[1])
+  end
+  return {corrected, forgotten}
+end
+
+redis.register_function{function_name='ts1_audit', callback=audit, flags={'no-writes'}}
+redis.register_function{function_name='ts1_balance', callback=balance, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_list', callback=list, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_lease', callback=lease, flags={'allow-oom'}}
 redis.register_function{function_name='ts1_budgets', callback=budgets, flags={'allow-oom'}}

@@ -5,7 +5,7 @@ from typing import Any
 
 import redis
 
-from indexer.contract import fleet_functions, functions, reservations
+from indexer.contract import fleet_functions, functions, libraries, reservations
 from indexer.contract.records import FleetCounters, FleetRecord
 
 
@@ -17,8 +17,8 @@ class EmbeddedServer:
 
     def load(self) -> None:
         """Load the functions, as `functions.load`."""
-        for name in functions.LIBRARIES:
-            text = functions.library_text(name)
+        for name in libraries.PARTS:
+            text = libraries.text(name)
             self.redis.execute_command("FUNCTION", "LOAD", "REPLACE", text)
 
     def call(self, call: functions.Call) -> Any:

@@ -48,6 +48,7 @@ class Reservation:
     generation: int
     tokens: int
     prefill: bool = True
+    awaited: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,30 @@ class ReferenceFleet:
             slot = self.slots[r.slot]
             if self.holds(r):
                 slot.tokens = max(0, slot.tokens - r.tokens)
-            r.prefill = False
+            r.prefill, r.awaited = False, None
+
+    def await_(self, router: str, sequence: int, block: bytes) -> bool:
+        """Its prefill ends when its instance has stored this block; whether that was noted."""
+        r = self.ledgers.get(router, {}).get(sequence)
+        if r is None or not r.prefill or not self.holds(r):
+            return False
+        r.awaited = block
+        return True
+
+    def awaited(self, slot: int) -> set[bytes]:
+        """Blocks awaited on a slot that is used."""
+        booked = [r for ledger in self.ledgers.values() for r in ledger.values() if r is not None]
+        return {r.awaited for r in booked if r.awaited and r.slot == slot and self.holds(r)}
+
+    def stored(self, slot: int, blocks: set[bytes]) -> int:
+        """The instance has stored these blocks: how many prefills ended."""
+        ended = 0
+        for router, ledger in self.ledgers.items():
+            for sequence, r in ledger.items():
+                if r is not None and r.slot == slot and self.holds(r) and r.awaited in blocks:
+                    self.prefilled(router, sequence)
+                    ended += 1
+        return ended
 
     def release(self, router: str, sequence: int) -> None:
         """It has ended; a mark stays where it was never booked."""

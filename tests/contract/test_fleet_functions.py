@@ -8,7 +8,7 @@ import pytest
 from builders import make_fleet_record, make_heartbeat, make_instance
 from contract.embedded_server import EmbeddedServer
 from contract.prompts import candidates, tailed
-from contract.reference import ReferenceFleet
+from contract.reference import ReferenceFleet, Reservation
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from indexer.contract import fleet_functions, keys, reservations
-from indexer.contract.identifiers import FleetId, RouterId, SlotIndex
+from indexer.contract.identifiers import BlockHash, FleetId, RouterId, SlotIndex
 from indexer.contract.limits import NOTICES_PER_SLOT_MAX
 from indexer.contract.records import EngineCounters, IndexCounters, Notice, SlotFlag
 from indexer.contract.reservations import InFlight
@@ -29,6 +29,7 @@ FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
 RECORD = make_instance().encode()
 ROUTERS = st.sampled_from(["a", "b"])
 SEQUENCES = st.integers(1, 6)
+BLOCKS = st.sampled_from([BlockHash(letter * 8) for letter in (b"a", b"b")])
 KeyOfFleet = Callable[[FleetId], str]
 TAILS = st.sampled_from([None, *((shared, tail) for shared in (18, 40) for tail in (0, 20, 37))])
 """A prompt without siblings, or blocks it shares with the others and blocks of its own."""
@@ -39,6 +40,11 @@ def fleet(server: EmbeddedServer) -> EmbeddedServer:
     """A newly founded, empty fleet."""
     server.found(FLEET)
     return server
+
+
+def block(r: Reservation) -> BlockHash | None:
+    """What it awaits."""
+    return None if r.awaited is None else BlockHash(r.awaited)
 
 
 class Books(RuleBasedStateMachine):
@@ -125,6 +131,27 @@ class Books(RuleBasedStateMachine):
         self.server.call(reservations.prefilled(FLEET.fleet_id, RouterId(router), sequence))
         self.reference.prefilled(router, sequence)
 
+    @rule(router=ROUTERS, number=SEQUENCES, block=BLOCKS)
+    def await_block(self, router: str, number: int, block: BlockHash) -> None:
+        sequence = self.sequence(router, number)
+        call = reservations.await_block(FLEET.fleet_id, RouterId(router), sequence, block)
+        assert self.server.call(call) == self.reference.await_(router, sequence, block)
+
+    @precondition(lambda self: any(s.used for s in self.reference.slots.values()))
+    @rule(stored=st.sets(BLOCKS), data=st.data())
+    def heartbeat(self, stored: set[BlockHash], data: st.DataObject) -> None:
+        used = [i for i, s in self.reference.slots.items() if s.used]
+        slot = data.draw(st.sampled_from(used))
+        generation = self.reference.slots[slot].generation
+        blocks = sorted(stored)
+        beat = make_heartbeat(FLEET, SlotIndex(slot), generation, counters=None, stored=blocks)
+        reply = fleet_functions.heartbeat_reply(self.server.call(beat))
+        assert reply is not None
+        assert reply.prefills_ended_count == self.reference.stored(slot, set(stored))
+        assert len(set(reply.awaited)) == len(reply.awaited)
+        assert set(reply.awaited) == self.reference.awaited(slot)
+        assert reply.reserved_prefill_tokens == self.reference.slots[slot].tokens
+
     @rule(router=ROUTERS, number=SEQUENCES)
     def release(self, router: str, number: int) -> None:
         sequence = self.sequence(router, number)
@@ -148,13 +175,15 @@ class Books(RuleBasedStateMachine):
         forgotten = data.draw(st.sets(st.sampled_from(sorted(live)))) if live else set()
         for sequence in forgotten:
             self.server.call(reservations.release(FLEET.fleet_id, RouterId(router), sequence))
+        behind = data.draw(st.sets(st.sampled_from(sorted(live)))) if live else set()
         packed = b"".join(
-            s.to_bytes(8, "little")
-            + reservations.RESERVATION.pack(
-                r.slot, r.generation, r.tokens * r.prefill, int(not r.prefill)
+            reservations.sync_row(
+                s, r.slot, r.generation, r.tokens * r.prefill, int(not r.prefill), awaited=block(r)
             )
+            if s in forgotten or r.prefill or s not in behind
+            else reservations.sync_row(s, r.slot, r.generation, 7, 0, awaited=BlockHash(b"b" * 8))
             for s, r in live.items()
-        )
+        )  # of some the router has not heard that their prefill has ended
         call = reservations.sync(FLEET.fleet_id, RouterId(router), packed, forget_tombstones=True)
         booked, _ = self.server.call(call)
         lost = {s for s in forgotten if not self.reference.holds(live[s])}
@@ -178,6 +207,7 @@ class Books(RuleBasedStateMachine):
         assert not slots["reserved_requests"].any()
         assert not slots["reserved_prefill_tokens"].any()
         assert not list(self.server.redis.scan_iter("*ledger*"))
+        assert not list(self.server.redis.scan_iter("*:w:*"))
 
 
 def test_the_books_equal_the_reference_under_any_history(server: EmbeddedServer) -> None:
@@ -338,6 +368,13 @@ def test_a_slot_is_given_up_for_another_in_one_step(fleet: EmbeddedServer) -> No
     assert fleet.counters(FLEET).slots["flags"][1] == SlotFlag.USED
 
 
+def test_a_draining_instance_joins_draining(fleet: EmbeddedServer) -> None:
+    """It is not eligible before its first heartbeat either, and cannot join as closing."""
+    state = SlotFlag.DRAINING | SlotFlag.CLOSING
+    assert fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD, state=state)) == [0, 1]
+    assert fleet.counters(FLEET).slots["flags"][0] == SlotFlag.USED | SlotFlag.DRAINING
+
+
 @pytest.mark.parametrize("lost", [keys.fleet, keys.counters])
 def test_a_fleet_begins_without_instances(fleet: EmbeddedServer, lost: KeyOfFleet) -> None:
     """Whichever part of an earlier one was lost, nobody is in it by the records."""
@@ -353,8 +390,10 @@ def test_a_heartbeat_gets_past_keys_of_another_type(fleet: EmbeddedServer) -> No
     notices, budgets = keys.notices(FLEET.fleet_id, slot), keys.budgets(FLEET.fleet_id)
     fleet.redis.set(notices, "text")
     fleet.redis.set(budgets, "text")
+    awaited = keys.awaited(FLEET.fleet_id, slot)
+    fleet.redis.set(awaited, "text")
     beat = make_heartbeat(FLEET, slot, generation, counters=None)
     reply = fleet_functions.heartbeat_reply(fleet.call(beat))
     assert reply is not None
     assert (reply.budget_blocks, reply.notices) == (None, ())
-    assert not fleet.redis.exists(notices, budgets)
+    assert not fleet.redis.exists(notices, budgets, awaited)

@@ -8,7 +8,14 @@ import redis.exceptions
 from builders import make_fleet_record, make_heartbeat
 from contract.embedded_server import EmbeddedServer
 
-from indexer.contract import fleet_functions, functions, index_functions, reservations, upkeep
+from indexer.contract import (
+    audit,
+    fleet_functions,
+    index_functions,
+    libraries,
+    reservations,
+    upkeep,
+)
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash, RouterId, SlotIndex
 from indexer.contract.records import Notice
@@ -28,6 +35,8 @@ GO_ON = {
     "announce": (fleet_functions.announce(ID, SLOT, GENERATION, b"\x80\x80"), 1),
     "heartbeat": (make_heartbeat(FLEET, SLOT, GENERATION, counters=None), None),
     "read": (reservations.read(ID), None),
+    "audit": (audit.audit(ID), None),
+    "balance": (audit.balance(ID), [0, 0]),
     "lookup": (index_functions.lookup(FLEET, 0, b"".join(HASHES[:9])), None),
     "keep": (index_functions.keep(FLEET, 0, 0, 16), None),
     "remove": (index_functions.remove(FLEET, SLOT, GENERATION, HASHES[8::-1]), 1),
@@ -39,6 +48,7 @@ GO_ON = {
     "measure": (upkeep.measure(FLEET, 0, range(16)), None),
     "register": (reservations.register(ID, RouterId("new"), begin=True), 1),
     "reserve": (reservations.reserve(ID, ROUTER, 2, CANDIDATES), None),
+    "await": (reservations.await_block(ID, ROUTER, 1, HASHES[0]), 1),
     "prefilled": (reservations.prefilled(ID, ROUTER, 1), 1),
     "release": (reservations.release(ID, ROUTER, 1), 1),
     "release of what was never reserved": (reservations.release(ID, ROUTER, 9), 0),
@@ -92,11 +102,7 @@ def test_what_is_refused(full: EmbeddedServer, name: str) -> None:
 def test_every_function_is_accounted_for() -> None:
     """A new function has to say what it does when memory is full."""
     named = {name.split()[0] for name in GO_ON} | set(REFUSED) | {"free"}
-    registered = {
-        part.split("'")[0].removeprefix("ts1_")
-        for library in functions.LIBRARIES
-        for part in functions.library_text(library).split("function_name='")[1:]
-    }
+    registered = {name.removeprefix("ts1_") for name in libraries.server_names()}
     assert registered == named
 
 

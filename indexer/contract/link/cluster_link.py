@@ -12,6 +12,7 @@ from typing import Any, Final
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from indexer.contract import libraries
 from indexer.contract.functions import Command
 from indexer.contract.index_functions import LOOKUP
 from indexer.contract.link import wire
@@ -60,7 +61,7 @@ class ClusterLink(DeadlineLink):
         sendings = [_Sending(command) for command in commands]
         if self._read_replicas:
             for sending in sendings:
-                sending.is_for_replica = sending.command[1:2] == (LOOKUP,)
+                sending.is_for_replica = sending.command[1:2] == (libraries.server_names()[LOOKUP],)
         pending = sendings
         for _ in range(SENDINGS_MAX):
             for sending in pending:  # all are on their way before the first answer is awaited
