@@ -24,8 +24,10 @@ from router.ledger import Ledger
 from router.notice_queue import NoticeQueue
 from router.policies import POLICIES
 from router.predictions import Predictions
+from router.redis_guard import RedisGuard
 from router.route import Router
 from router.tokenize import ModelTokenizers
+from router.unshared_ledger import UnsharedLedger
 from router.upstream import Upstream
 
 log = structlog.get_logger()
@@ -114,8 +116,10 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
         link = await stack.enter_async_context(
             connected(config.redis_url, read_replicas=config.read_replicas)
         )
-        index = IndexClient(link, deadline_s=config.index_deadline_s)
-        ledger = Ledger(link, deadline_s=config.index_deadline_s)
+        guard = RedisGuard(deadline_s=config.index_deadline_s)
+        index = IndexClient(link, deadline_s=config.index_deadline_s, guard=guard)
+        ledger_kind = Ledger if config.share_reservations else UnsharedLedger
+        ledger = ledger_kind(link, deadline_s=config.index_deadline_s, guard=guard)
         notices = NoticeQueue(link, deadline_s=config.index_deadline_s)
         predictions = Predictions(notices)
         tokenizers = ModelTokenizers(
@@ -146,7 +150,7 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
             default_policy=config.policy,
             allow_policy_override=config.allow_policy_override,
             retries_max=config.retries_max,
-            in_flight_credit=config.in_flight_credit,
+            in_flight_credit=config.in_flight_credit and config.share_reservations,
         )
         limits = BodyLimits(bytes_max=config.body_bytes_max, timeout_s=config.body_timeout_s)
         api = HttpApi(

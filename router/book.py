@@ -6,13 +6,18 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 
 from indexer.contract import reservations
-from indexer.contract.identifiers import InstanceId, RouterId
+from indexer.contract.identifiers import BlockHash, InstanceId, RouterId
 from indexer.contract.records import FleetRecord
+from router.errors import DegradedCause
 from router.snapshot import Decision, FleetSnapshot
+
+OTHERS_FADE_S: Final = 5.0
+"""About as long as requests last: until then what others had is worth something, less and less."""
 
 
 class Phase(IntEnum):
@@ -33,6 +38,8 @@ class Entry:
         prefill_tokens: new prefill tokens still queued there.
         phase: whether they still are.
         in_redis: Redis has it, or may have it.
+        booked_s: wall clock of the booking.
+        awaited: block whose being stored ends the prefill; None when only the answer tells.
     """
 
     instance_id: InstanceId
@@ -41,6 +48,8 @@ class Entry:
     prefill_tokens: int
     phase: Phase
     in_redis: bool
+    booked_s: float
+    awaited: BlockHash | None = None
 
 
 def new_router_id() -> RouterId:
@@ -86,6 +95,7 @@ class Book:
             prefill_tokens=decision.new_prefill_tokens,
             phase=Phase.PREFILL,
             in_redis=in_redis,
+            booked_s=decision.booked_s or 0.0,
         )
 
     def adopt(self, snapshot: FleetSnapshot) -> None:
@@ -109,16 +119,23 @@ class Book:
     def packed(self) -> bytes:
         """Every entry as `reservations.sync` takes them."""
         return b"".join(
-            sequence.to_bytes(8, "little")
-            + reservations.RESERVATION.pack(e.slot, e.generation, e.prefill_tokens, e.phase)
+            reservations.sync_row(
+                sequence, e.slot, e.generation, e.prefill_tokens, e.phase, awaited=e.awaited
+            )
             for sequence, e in self.entries.items()
         )
 
-    def as_counters(self, snapshot: FleetSnapshot) -> FleetSnapshot:
-        """The snapshot with this book's sums for counters, degraded.
+    def as_counters(self, snapshot: FleetSnapshot, now_s: float) -> FleetSnapshot:
+        """The snapshot with the best that can be said of its counters without Redis, degraded.
 
-        Load balancers spread traffic evenly over routers, so one's own book is a fair sample of
-        everybody's.
+        That is this book's sums as they are, and of what the counters showed beyond this book the
+        more the younger they are: other routers' requests end unseen. After OTHERS_FADE_S this
+        router's own book is all; load balancers spread traffic evenly over routers, so it is a
+        fair sample of everybody's.
+
+        Args:
+            snapshot: whose counters were read at `taken_s`.
+            now_s: wall clock.
         """
         places = {
             key: place
@@ -126,18 +143,24 @@ class Book:
                 zip(snapshot.slot.tolist(), snapshot.generation.tolist(), strict=True)
             )
         }
-        batch_size = np.zeros(len(snapshot.slot), np.int64)
-        queued_prefill_tokens = np.zeros(len(snapshot.slot), np.int64)
+        shape = (2, len(snapshot.slot))  # requests, queued prefill tokens
+        own, counted = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for entry in self.entries.values():
             place = places.get((entry.slot, entry.generation))
             if place is not None:
-                batch_size[place] += 1
-                queued_prefill_tokens[place] += entry.prefill_tokens
+                own[:, place] += 1, entry.prefill_tokens
+                if entry.in_redis and entry.booked_s <= snapshot.taken_s:
+                    counted[:, place] += 1, entry.prefill_tokens
+        seen = np.stack([snapshot.batch_size, snapshot.queued_prefill_tokens])
+        age_s = max(0.0, now_s - snapshot.taken_s)
+        others = np.maximum(seen - counted, 0) * max(0.0, 1.0 - age_s / OTHERS_FADE_S)
+        batch_size, queued_prefill_tokens = own + np.rint(others).astype(np.int64)
         return replace(
             snapshot,
             batch_size=batch_size,
             queued_prefill_tokens=queued_prefill_tokens,
             degraded=True,
+            degraded_cause=snapshot.degraded_cause or DegradedCause.LEDGER_UNAVAILABLE,
         )
 
     @contextlib.asynccontextmanager

@@ -40,6 +40,9 @@ class RouterConfig:
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
         in_flight_credit: count prefixes that requests in prefill are about to compute, so that a
             burst of equal new prompts is not scattered
+        share_reservations: book requests in Redis, so that all routers decide as one; false is
+            for measuring what that is worth: this router then knows only its own requests and
+            what engines report
         tokenizers: model name to path or hub name of its tokenizer, where the engine's own
             does not do
         tokenize_threads: threads that render templates and tokenize
@@ -68,6 +71,7 @@ class RouterConfig:
     policy: str = "lmetric"
     allow_policy_override: bool = False
     in_flight_credit: bool = True
+    share_reservations: bool = True
     tokenizers: dict[str, str] = field(default_factory=dict)
     tokenize_threads: PositiveInt = 2
     tokenize_deadline_s: PositiveFloat = 2.0

@@ -16,6 +16,12 @@ from router.snapshot import Column, FleetSnapshot
 _ELIGIBLE_FLAGS = int(SlotFlag.USED)
 """And no other: closing, draining and asleep are not eligible."""
 
+_REASONS = (
+    (SlotFlag.CLOSING, "closing"),
+    (SlotFlag.DRAINING, "draining"),
+    (SlotFlag.SLEEPING, "asleep"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
@@ -59,8 +65,9 @@ class Sighting:
         counters: of the whole fleet.
         depth_blocks: canonical leading blocks resident, by slot index; shape (slots,).
         siblings: who is about to compute leading blocks of the prompt; dtype SIBLING.
-        taken_s: wall clock when it was asked.
+        taken_s: wall clock when it was asked for these counters.
         degraded: it did not answer: the counters are the last known, the depths zero.
+        degraded_cause: why.
     """
 
     fleet: FleetRecord
@@ -70,13 +77,39 @@ class Sighting:
     taken_s: float
     siblings: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, SIBLING))
     degraded: bool = False
+    degraded_cause: str | None = None
+
+
+def ineligible_reason(row: np.void, now_s: float) -> str | None:
+    """Why no request goes to a slot; None when one may.
+
+    Args:
+        row: its counters.
+        now_s: Redis time at which they were read.
+    """
+    flags = int(row["flags"])
+    for flag, reason in _REASONS:
+        if flags & flag:
+            return reason
+    if not flags & SlotFlag.USED:
+        return "left"
+    if flags != _ELIGIBLE_FLAGS:
+        return "in a state unknown here"  # a newer sidecar says so, and means a reason
+    return "lease ended" if float(row["lease_until_s"]) < now_s else None
+
+
+def are_eligible(rows: npt.NDArray[np.void], now_s: float) -> npt.NDArray[np.bool_]:
+    """Where `ineligible_reason` is None, for many slots at once."""
+    eligible: npt.NDArray[np.bool_] = rows["flags"] == _ELIGIBLE_FLAGS
+    eligible &= rows["lease_until_s"] >= now_s
+    return eligible
 
 
 def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
     """Who may be chosen, and what is known of them.
 
-    Eligible is an instance whose lease lives and that is neither closing, draining nor asleep. When
-    degraded, leases cannot be judged and count as alive.
+    Eligible is an instance whose lease lived when the counters were read and that was neither
+    closing, draining nor asleep. When degraded that is as long ago as the index was last heard.
 
     Raises:
         NoEligibleInstance: nobody is left.
@@ -86,10 +119,7 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
     # Records and counters are read one after the other: the later may know more slots.
     seen = int(np.searchsorted(roster.slot, len(counters.slots)))
     rows = counters.slots.take(roster.slot[:seen])
-    usable = rows["flags"] == _ELIGIBLE_FLAGS
-    if not sighting.degraded:
-        usable &= rows["lease_until_s"] >= counters.now_s
-    keep = np.flatnonzero(usable)
+    keep = np.flatnonzero(are_eligible(rows, counters.now_s))
     if keep.size == 0:
         raise NoEligibleInstance(
             f"No instance of `{fleet.model_scope}` can take a request now: "
@@ -126,6 +156,7 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
         looked_s=counters.now_s,
         taken_s=sighting.taken_s,
         degraded=sighting.degraded,
+        degraded_cause=sighting.degraded_cause,
     )
 
 
@@ -148,7 +179,7 @@ def _soon_tokens(
 _COLUMNS = tuple(
     field.name
     for field in fields(FleetSnapshot)
-    if field.name not in {"fleet", "instances", "looked_s", "taken_s", "degraded"}
+    if field.name not in {"fleet", "instances", "looked_s", "taken_s", "degraded", "degraded_cause"}
 )
 
 

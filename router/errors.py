@@ -36,6 +36,7 @@ class DegradedCause(StrEnum):
     TOKENIZER_SLOW = "tokenizer-slow"
     TEMPLATE_FAILED = "template-failed"
     INDEX_UNAVAILABLE = "index-unavailable"
+    INDEX_INCOMPLETE = "index-incomplete"
     LEDGER_UNAVAILABLE = "ledger-unavailable"
 
 
@@ -119,10 +120,20 @@ class NoEligibleInstance(RouterError):  # noqa: N818
 
 
 class IndexUnavailable(RouterError):  # noqa: N818
-    """Redis did not answer within its deadline, and nothing to decide from is at hand."""
+    """Redis did not answer within its deadline, and nothing to decide from is at hand.
+
+    Attributes:
+        cause: what a decision that is made all the same has to do without.
+    """
 
     reason = DropReason.INDEX_UNAVAILABLE
     retry_after_s = 2.0
+
+    def __init__(
+        self, message: str, *, cause: DegradedCause = DegradedCause.INDEX_UNAVAILABLE
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class TokensUnknown(Exception):  # noqa: N818

@@ -110,10 +110,17 @@ class HttpApi:
         return web.json_response({"status": "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Whether a balancer should send traffic here."""
+        """Whether a balancer should send traffic here; degraded it serves, without Redis."""
         reason = self._not_ready_reason()
         if reason is None:
-            return web.json_response({"status": "ready"})
+            view: dict[str, Any] = {"status": "ready", "degraded": False}
+            if degraded_reason := self.index.degraded_reason():
+                view |= {
+                    "degraded": True,
+                    "reason": degraded_reason,
+                    "redis_heard_age_s": round(self.index.heard_age_s(), 3),
+                }
+            return web.json_response(view)
         return web.json_response({"status": "not ready", "reason": reason}, status=503)
 
     def _not_ready_reason(self) -> str | None:

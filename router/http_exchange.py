@@ -30,7 +30,7 @@ class BodyLimits:
 
 
 class HttpExchange:
-    """See `route.Exchange`.
+    """See `exchange.Exchange`.
 
     Args:
         request: the client's.
@@ -172,6 +172,7 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
         "decided_s": decision.decided_s,
         "snapshot_age_s": _rounded(decision.snapshot_age_s),
         "degraded": decision.degraded,
+        "degraded_cause": decision.degraded_cause,
         "candidates": candidates,
     }
 

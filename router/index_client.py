@@ -1,26 +1,27 @@
 """The router's only reader of the index: fleets in the background, one snapshot per request."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import structlog
-from redis.exceptions import RedisError
 
 from indexer.contract import fleet_functions, functions, index_functions, keys, reservations
 from indexer.contract.fleet_functions import Unreadable, reading
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId
-from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
+from indexer.contract.limits import BLOCK_HASH_BYTES, SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetCounters, FleetRecord
 from router import telemetry
 from router.eligibility import Sighting
-from router.errors import IndexUnavailable
+from router.errors import DegradedCause, IndexUnavailable
 from router.known_fleets import KnownFleet, ServedModel, decode_instances, served_models
+from router.redis_guard import Call, RedisGuard
 from router.snapshot import Column
 
 log = structlog.get_logger()
@@ -30,6 +31,9 @@ REFRESH_S: Final = 0.5
 
 FIND_MISS_S: Final = 0.25
 """Least time between two extra directory reads for names nobody serves."""
+
+NO_BLOCK: Final = bytes(BLOCK_HASH_BYTES)
+"""A hash to look up when nothing is to be found."""
 
 INDEX_SILENCE_MAX_S: Final = 5.0
 """After so long without an answer of Redis, an unknown model may be a known one unheard of."""
@@ -41,11 +45,13 @@ class IndexClient:
     Args:
         link: to Redis.
         deadline_s: for one call.
+        guard: shared with whoever else calls Redis for requests; None: one of its own.
     """
 
-    def __init__(self, link: Link, *, deadline_s: float) -> None:
+    def __init__(self, link: Link, *, deadline_s: float, guard: RedisGuard | None = None) -> None:
         self._link = link
         self._deadline_s = deadline_s
+        self._guard = guard or RedisGuard(deadline_s=deadline_s)
         self._fleets: dict[FleetId, KnownFleet] = {}
         self._models: dict[str, ServedModel] = {}
         self._unreadable: dict[bytes, str] = {}  # member of the directory -> what is wrong
@@ -56,20 +62,31 @@ class IndexClient:
     # -- fleets and instances ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the directory of fleets and instances fresh until cancelled."""
-        failing = False
-        while True:
-            try:
-                await self.refresh()
-            except REDIS_WEATHER as error:
-                if not failing:
-                    log.warning("index_unavailable", error=repr(error))
-                failing = True
-            else:
-                if failing:
-                    log.info("index_recovered")
-                failing = False
-            await asyncio.sleep(REFRESH_S)
+        """Keep the directory of fleets and instances fresh, and probe, until cancelled."""
+        with self._guard.watched():
+            while True:
+                begun_s = time.monotonic()
+                try:
+                    await self.refresh()
+                    if self._guard.is_open:
+                        await self._probe()
+                except REDIS_WEATHER as error:
+                    self._guard.probed(begun_s, error)
+                else:
+                    self._guard.probed(begun_s, None)
+                await self._guard.until_probe(REFRESH_S)
+
+    async def _probe(self) -> None:
+        """Ask as for a request: of a cluster the partitions' servers have to answer, too.
+
+        Raises:
+            RedisError, OSError, TimeoutError: Redis is gone or slow.
+        """
+        for known in list(self._fleets.values()):
+            fleet = known.record
+            with contextlib.suppress(Unreadable):
+                async with asyncio.timeout(self._deadline_s):
+                    await self._ask(fleet, NO_BLOCK, None, _no_depth(fleet))
 
     async def refresh(self) -> None:
         """Read the directory, and every fleet whose membership changed.
@@ -122,8 +139,10 @@ class IndexClient:
             if counters is None:
                 self._drop(fleet)
                 return
+            if known and known.outlasts(counters):
+                return
             if known and known.is_current(counters):
-                known.counters, known.emptied_s = counters, None
+                known.see(counters)
                 return
             shape, raw = await self._link.execute(
                 [
@@ -145,6 +164,7 @@ class IndexClient:
             instances=instances,
             models=served_models(record, instances),
             counters=counters,
+            read_s=time.time(),
         )
         log.info("fleet_changed", model_scope=record.model_scope, instances=len(instances))
 
@@ -177,7 +197,8 @@ class IndexClient:
             IndexUnavailable: its fleet is there, but cannot be read.
         """
         served = self._models.get(model)
-        if served is None and time.monotonic() - self._missed_s > FIND_MISS_S:
+        due = time.monotonic() - self._missed_s > FIND_MISS_S
+        if served is None and due and not self._guard.is_open:
             self._missed_s = time.monotonic()
             try:
                 await self.refresh()
@@ -201,22 +222,27 @@ class IndexClient:
             milestones: of that chain; None for no siblings.
 
         Raises:
-            IndexUnavailable: Redis did not answer in time.
+            IndexUnavailable: Redis did not answer in time, or is not asked because it did not
+                before; or what it holds is less than it will be in a moment.
         """
         depth_blocks = _no_depth(served.fleet)
         taken_s = time.time()
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with self._guard.asking(Call.READ):
                 counters, siblings = await self._ask(served.fleet, hashes, milestones, depth_blocks)
-                if counters is None:
-                    raise RedisError(f"fleet {served.fleet.fleet_id} has no counters")
-                current = await self._current(served, counters)
+                current = await self._current(served, counters) if counters is not None else None
         except Unreadable as error:
             self._note_unreadable(served.fleet.fleet_id.encode(), error)
             raise IndexUnavailable("What Redis holds of this fleet cannot be read.") from error
         except REDIS_WEATHER as error:
             telemetry.INDEX_ERRORS.labels(call="look").inc()
             raise IndexUnavailable("The index (Redis) does not answer. Try again.") from error
+        if counters is None or current is None:
+            telemetry.INDEX_ERRORS.labels(call="look").inc()
+            raise IndexUnavailable(
+                "The fleet in the index (Redis) is not complete yet. Try again.",
+                cause=DegradedCause.INDEX_INCOMPLETE,
+            )
         self._heard_s = time.monotonic()
         if current.fleet != served.fleet:  # founded anew: the lookup was made in the old shape
             depth_blocks = _no_depth(current.fleet)
@@ -230,7 +256,7 @@ class IndexClient:
         )
 
     def last_sighting(self, served: ServedModel) -> Sighting:
-        """The fleet as last read, without hits.
+        """The fleet as last read, without hits; `taken_s` says when that was.
 
         Raises:
             IndexUnavailable: it was never read.
@@ -245,7 +271,7 @@ class IndexClient:
             roster=served.roster,
             counters=known.counters,
             depth_blocks=_no_depth(served.fleet),
-            taken_s=time.time(),
+            taken_s=known.read_s,
             degraded=True,
         )
 
@@ -266,18 +292,23 @@ class IndexClient:
                 index_functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
             return reservations.fleet_counters(replies[0]), reservations.siblings(replies[0])
 
-    async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel:
-        """The same model after whatever changed in its fleet's membership."""
+    async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel | None:
+        """The same model after whatever changed in its fleet's membership.
+
+        None while Redis holds less of the fleet than is known here and will be back soon.
+        """
         known = self._fleets.get(served.fleet.fleet_id)
+        if known is not None and known.outlasts(counters):
+            return None
         if known is not None and known.is_current(counters):
-            known.counters = counters
+            known.see(counters)
             return known.models.get(served.name, served)
         async with self._refreshing:
             await self._refresh_fleet(served.fleet.fleet_id, counters)
             self._rebuild_models()
         known = self._fleets.get(served.fleet.fleet_id)
         if known is None or known.record.epoch != counters.epoch:
-            raise RedisError(f"fleet {served.fleet.fleet_id} is being founded anew")
+            return None
         return known.models.get(served.name, served)
 
     # -- what operators see -----------------------------------------------------------------------
@@ -288,9 +319,19 @@ class IndexClient:
         Without Redis a router that knows a fleet still serves, degraded, so it stays ready.
         """
         if self._heard_s == -np.inf:
-            return "Redis has not answered yet"
+            reason = self._guard.degraded_reason()
+            return "Redis has not answered yet" + (f" ({reason})" if reason else "")
         if not any(fleet.instances for fleet in self._fleets.values()):
             return "no instance has announced itself"
+        return None
+
+    def degraded_reason(self) -> str | None:
+        """Why requests are decided from what was known before, or None."""
+        if reason := self._guard.degraded_reason():
+            return reason
+        for known in self._fleets.values():
+            if known.emptied_s is not None or known.lapsed_s is not None:
+                return f"the fleet of {known.record.model_scope} is not complete in Redis yet"
         return None
 
     def heard_age_s(self) -> float:
@@ -309,7 +350,14 @@ class IndexClient:
         except REDIS_WEATHER:
             fresh = False
         fleets = [fleet.view() for fleet in self._fleets.values()]
-        return {"fresh": fresh, "redis_heard_age_s": self.heard_age_s(), "fleets": fleets}
+        reason = self.degraded_reason()
+        return {
+            "fresh": fresh,
+            "degraded": reason is not None,
+            "reason": reason,
+            "redis_heard_age_s": self.heard_age_s(),
+            "fleets": fleets,
+        }
 
 
 def _no_depth(fleet: FleetRecord) -> Column:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import structlog
 
-from indexer.contract.limits import INSTANCE_LEASE_TTL_S
+from indexer.contract.limits import INSTANCE_LEASE_RENEW_S, INSTANCE_LEASE_TTL_S
 from indexer.contract.records import (
     FleetCounters,
     FleetRecord,
@@ -15,13 +15,19 @@ from indexer.contract.records import (
     slot_view,
 )
 from router import telemetry
-from router.eligibility import Roster
+from router.eligibility import Roster, are_eligible, ineligible_reason
 
 log = structlog.get_logger()
 
 EMPTIED_KEPT_S: Final = 2 * INSTANCE_LEASE_TTL_S
 """How long the last known fleet outlives its disappearance from Redis: sidecars join again within
 seconds of a flush, and engines serve all the while."""
+
+SILENCE_S: Final = INSTANCE_LEASE_TTL_S - 2 * INSTANCE_LEASE_RENEW_S
+"""After so long between two readings a lease may have ended because nobody could renew it."""
+
+RENEWAL_S: Final = 2.0
+"""How long instances are given to renew their leases once Redis is back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,38 @@ class KnownFleet:
     instances: dict[int, InstanceRecord]
     models: dict[str, ServedModel]
     counters: FleetCounters
+    read_s: float  # wall clock at which the counters were read
     emptied_s: float | None = None  # monotonic time since which Redis has held less than this
+    lapsed_s: float | None = None  # and since which leases have been seen ended by an outage
+
+    def see(self, counters: FleetCounters) -> None:
+        """Take later counters of the same instances."""
+        self.counters, self.read_s = counters, time.time()
+        self.emptied_s = self.lapsed_s = None
+
+    def outlasts(self, counters: FleetCounters) -> bool:
+        """Whether it is still to be served from, because these counters show ended leases.
+
+        After an outage of Redis (or a jump of its clock) every lease has ended, whoever is alive:
+        sidecars could not renew. They are given RENEWAL_S to do so, or as long as a lease lasts
+        where nobody has yet.
+        """
+        before, after = self.counters, counters
+        if after.epoch != before.epoch or after.now_s - before.now_s < SILENCE_S:
+            return False
+        both = min(len(before.slots), len(after.slots))
+        old, new = before.slots[:both], after.slots[:both]
+        alive = are_eligible(old, before.now_s)
+        told = new["lease_until_s"] >= after.now_s
+        alive &= (new["generation"] == old["generation"]) & ~(
+            told & (new["flags"] != SlotFlag.USED)
+        )
+        renewed = alive & told
+        if int(renewed.sum()) == int(alive.sum()):
+            return False
+        self.lapsed_s = self.lapsed_s or time.monotonic()
+        patience_s = RENEWAL_S if renewed.any() else INSTANCE_LEASE_TTL_S
+        return time.monotonic() - self.lapsed_s < patience_s
 
     def is_current(self, counters: FleetCounters) -> bool:
         """Whether the instances are still those of these counters."""
@@ -95,6 +132,8 @@ class KnownFleet:
             }
             if slot < len(counters.slots):
                 view |= slot_view(counters.slots[slot], counters.now_s)
+                reason = ineligible_reason(counters.slots[slot], counters.now_s)
+                view |= {"eligible": reason is None, "ineligible_reason": reason}
             instances.append(view)
         return {
             "fleet_id": self.record.fleet_id,

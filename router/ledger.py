@@ -2,22 +2,23 @@
 
 Redis holds one ledger per router registration; `book.py` holds the same in memory and is the
 authority: what Redis lost is sent again whole (`sync`), what it has too much is taken back. Notes
-(first token, release) are sent in order by one task and repeated until Redis has taken them, so
-neither a slow nor an absent Redis ever holds up an answer.
+(awaited block, first token, release) are sent in order by one task and repeated until Redis has
+taken them, so neither a slow nor an absent Redis ever holds up an answer.
 """
 
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import structlog
 
 from indexer.contract import functions, reservations
+from indexer.contract.call import Call as FunctionCall
 from indexer.contract.functions import REDIS_WEATHER
-from indexer.contract.identifiers import FleetId
+from indexer.contract.identifiers import BlockHash, FleetId
 from indexer.contract.limits import CANDIDATES_PER_RESERVE_MAX, ROUTER_LEASE_RENEW_S
 from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
@@ -27,8 +28,10 @@ from router.candidates import candidates, in_flight, with_counters
 from router.decide import decide, lottery, rank
 from router.eligibility import take
 from router.errors import IndexUnavailable, NoEligibleInstance
+from router.notes import Note, NoteKind, NoteQueue
 from router.policies.base import Policy
 from router.policies.lmetric import LMetric
+from router.redis_guard import Call, RedisGuard
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 
 log = structlog.get_logger()
@@ -37,8 +40,6 @@ RESCORES_MAX: Final = 3
 """How often a policy scores again because the counters moved under its choice."""
 
 NOTES_PER_SEND_MAX: Final = 256
-NOTES_MAX: Final = 16_384
-"""Notes kept while Redis is away; beyond, the books are sent whole when it is back."""
 
 SYNC_EVERY_S: Final = 10.0
 """The longest that a ledger in Redis may differ from its book after a write whose outcome is
@@ -47,24 +48,31 @@ unknown."""
 RETRY_S: Final = 0.1
 SHUTDOWN_S: Final = 2.0
 
-_NOTES: Final = {"prefilled": reservations.prefilled, "release": reservations.release}
+_TOLD_BY: Final[dict[NoteKind, Callable[..., FunctionCall]]] = {
+    NoteKind.AWAITS: reservations.await_block,
+    NoteKind.PREFILLED: reservations.prefilled,
+    NoteKind.RELEASE: reservations.release,
+}
 
 
 class Ledger:
     """This router's reservations in every fleet it serves.
 
-    `reserve` is awaited before dispatch; `prefilled` and `release` return at once.
+    `reserve` is awaited before dispatch; `awaits`, `prefilled` and `release` return at once.
 
     Args:
         link: to Redis.
         deadline_s: for one reservation, and for one send of notes.
+        guard: shared with whoever else calls Redis for requests; None: one of its own.
     """
 
-    def __init__(self, link: Link, *, deadline_s: float) -> None:
+    def __init__(self, link: Link, *, deadline_s: float, guard: RedisGuard | None = None) -> None:
         self._link = link
         self._deadline_s = deadline_s
+        self._guard = guard or RedisGuard(deadline_s=deadline_s)
+        self._failing = False
         self._books: dict[FleetId, Book] = {}
-        self._notes: deque[tuple[Book, str, int]] = deque()
+        self._notes = NoteQueue()
         self._wake = asyncio.Event()
         self._next_sequence = 1
 
@@ -87,13 +95,14 @@ class Ledger:
 
         Raises:
             NoEligibleInstance: every candidate has gone meanwhile; a new look may find others.
-            IndexUnavailable: Redis did not answer in time.
+            IndexUnavailable: Redis did not answer in time, or is not asked because it did not
+                before.
         """
         book, sequence = self._book(snapshot), self._take_sequence()
         if book.fleet.epoch != snapshot.fleet.epoch:
             raise NoEligibleInstance("The fleet was founded anew meanwhile. Try again.")
         try:
-            async with asyncio.timeout(self._deadline_s), book.reserving():
+            async with self._guard.asking(Call.WRITE), book.reserving():
                 decision = await self._reserve(
                     book,
                     sequence,
@@ -104,7 +113,7 @@ class Ledger:
                 )
         except REDIS_WEATHER as error:
             telemetry.RESERVATIONS.labels(status="unavailable").inc()
-            log.warning("reservation_failed", error=repr(error))
+            self._note_failure(error)
             self._undo(book, sequence)
             raise IndexUnavailable("The index (Redis) does not answer. Try again.") from error
         except asyncio.CancelledError:  # the client has gone
@@ -118,7 +127,8 @@ class Ledger:
     ) -> tuple[Decision, Booking]:
         """Choose by the snapshot and this router's own book; Redis learns of it when it is back."""
         book, sequence = self._book(snapshot), self._take_sequence()
-        decision = decide(policy, request, book.as_counters(snapshot), booked_s=time.time())
+        now_s = time.time()
+        decision = decide(policy, request, book.as_counters(snapshot, now_s), booked_s=now_s)
         if book.fleet.epoch == snapshot.fleet.epoch:
             book.add(sequence, decision, in_redis=False)
             book.needs_sync = True
@@ -179,21 +189,34 @@ class Ledger:
                 case _:
                     raise AssertionError(status)
 
+    def awaits(self, booking: Booking, block: BlockHash) -> None:
+        """Its prefill ends when its instance has stored this block; the sidecar tells Redis so.
+
+        This router does not hear of that: its book has the tokens queued until `prefilled` or
+        `release`, and where Redis knows better a sync leaves it so. Idempotent.
+        """
+        book = self._books[booking.fleet.fleet_id]
+        entry = book.entries.get(booking.sequence)
+        if entry is not None and entry.phase == Phase.PREFILL:
+            entry.awaited = block
+            if entry.in_redis:
+                self._note(Note(book, NoteKind.AWAITS, booking.sequence, (block,)))
+
     def prefilled(self, booking: Booking) -> None:
         """The first token has come: its prefill tokens are no longer queued. Idempotent."""
         book = self._books[booking.fleet.fleet_id]
         entry = book.entries.get(booking.sequence)
         if entry is not None and entry.phase == Phase.PREFILL:
-            entry.phase, entry.prefill_tokens = Phase.DECODE, 0
+            entry.phase, entry.prefill_tokens, entry.awaited = Phase.DECODE, 0, None
             if entry.in_redis:
-                self._note(book, "prefilled", booking.sequence)
+                self._note(Note(book, NoteKind.PREFILLED, booking.sequence))
 
     def release(self, booking: Booking) -> None:
         """The body has ended, however. Idempotent."""
         book = self._books[booking.fleet.fleet_id]
         entry = book.entries.pop(booking.sequence, None)
         if entry is not None and entry.in_redis:
-            self._note(book, "release", booking.sequence)
+            self._note(Note(book, NoteKind.RELEASE, booking.sequence))
 
     def settled(self) -> bool:
         """Whether Redis has been told everything."""
@@ -203,24 +226,24 @@ class Ledger:
 
     async def run(self) -> None:
         """Send notes and renew leases until cancelled; then give everything back."""
-        failing = False
         try:
             while True:
                 self._wake.clear()
+                begun_s = time.monotonic()
                 try:
                     await self._tend()
                 except REDIS_WEATHER as error:
                     telemetry.LEDGER_ERRORS.inc()
-                    if not failing:
-                        log.warning("ledger_unavailable", error=repr(error))
-                    failing = True
+                    self._guard.failed(Call.WRITE, begun_s, error)
+                    self._note_failure(error)
                     for book in self._books.values():
                         book.needs_sync = True
-                    await asyncio.sleep(RETRY_S)
+                    await self._guard.until_retry(RETRY_S)
                     continue
-                if failing:
+                if self._failing:
                     log.info("ledger_recovered")
-                    failing = False
+                    self._failing = False
+                self._guard.succeeded(Call.WRITE)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ROUTER_LEASE_RENEW_S):
                         await self._wake.wait()
@@ -239,19 +262,24 @@ class Ledger:
                 await self._sync(book)
 
     async def _send_notes(self) -> None:
-        batch = [self._notes[i] for i in range(min(len(self._notes), NOTES_PER_SEND_MAX))]
+        batch = self._notes.take(NOTES_PER_SEND_MAX)
         calls = [
-            _NOTES[kind](book.fleet.fleet_id, book.router_id, sequence)
-            for book, kind, sequence in batch
+            _TOLD_BY[note.kind](
+                note.book.fleet.fleet_id, note.book.router_id, note.sequence, *note.beside
+            )
+            for note in batch
         ]
-        async with asyncio.timeout(self._deadline_s):
-            replies = await functions.run_all(self._link, calls)
-        # Notes leave the queue only now: a failed batch is sent again, and each may be taken twice.
-        for (book, kind, _), reply in zip(batch, replies, strict=True):
-            self._notes.popleft()
-            telemetry.LEDGER_NOTES.labels(kind=kind).inc()
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                replies = await functions.run_all(self._link, calls)
+        except REDIS_WEATHER:
+            self._notes.not_told(batch)
+            raise
+        self._notes.told()
+        for note, reply in zip(batch, replies, strict=True):
+            telemetry.LEDGER_NOTES.labels(kind=note.kind).inc()
             if reply == -1:
-                book.registered = False
+                note.book.registered = False
 
     async def _register(self, book: Book) -> None:
         async with book.registering:
@@ -283,16 +311,21 @@ class Ledger:
 
     async def _sync(self, book: Book) -> None:
         """Send the whole book."""
-        async with asyncio.timeout(self._deadline_s), book.quiet():
-            for entry in book.entries.values():
-                entry.in_redis = True
-            call = reservations.sync(
-                book.fleet.fleet_id,
-                book.router_id,
-                book.packed(),
-                forget_tombstones=not book.needs_sync,
-            )
-            reply = await functions.run(self._link, call)
+        was_needed, book.needs_sync = book.needs_sync, False  # what comes meanwhile sets it again
+        reply = None
+        try:
+            async with asyncio.timeout(self._deadline_s), book.quiet():
+                for entry in book.entries.values():
+                    entry.in_redis = True
+                call = reservations.sync(
+                    book.fleet.fleet_id,
+                    book.router_id,
+                    book.packed(),
+                    forget_tombstones=not was_needed,
+                )
+                reply = await functions.run(self._link, call)
+        finally:
+            book.needs_sync = book.needs_sync or not reply
         if not reply:
             book.registered = False
             return
@@ -300,7 +333,7 @@ class Ledger:
         if added or taken:
             telemetry.LEDGER_CORRECTIONS.inc(added + taken)
             log.info("ledger_corrected", booked=added, taken_back=taken)
-        book.needs_sync, book.synced_s = False, time.monotonic()
+        book.synced_s = time.monotonic()
 
     async def _leave(self) -> None:
         """Give everything back, so that nobody has to wait for the lease to end."""
@@ -324,16 +357,19 @@ class Ledger:
             log.warning("fleet_adopted", fleet=book.fleet.model_scope, kept=len(book.entries))
         return book
 
+    def _note_failure(self, error: BaseException) -> None:
+        if not self._failing:
+            log.warning("ledger_unavailable", error=repr(error))
+        self._failing = True
+
     def _undo(self, book: Book, sequence: int) -> None:
         """Take back a reservation that may have been booked, or may still be."""
-        self._note(book, "release", sequence)
+        self._note(Note(book, NoteKind.RELEASE, sequence))
 
-    def _note(self, book: Book, kind: str, sequence: int) -> None:
-        if len(self._notes) >= NOTES_MAX:  # a sync says the same in fewer words
-            self._notes.clear()
-            for each in self._books.values():
-                each.needs_sync = True
-        self._notes.append((book, kind, sequence))
+    def _note(self, note: Note) -> None:
+        if not self._notes.add(note):  # a sync says the same in fewer words
+            for book in self._books.values():
+                book.needs_sync = True
         self._wake.set()
 
     def _take_sequence(self) -> int:

@@ -5,8 +5,8 @@ import itertools
 import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final
 
 from indexer.contract import block_hash
 from indexer.contract.block_hash import TOKEN_BYTES
@@ -15,8 +15,9 @@ from indexer.contract.limits import BLOCKS_PER_LOOKUP_MAX
 from indexer.contract.milestones import Milestones
 from router import headers as names
 from router import telemetry
-from router.admission import Admission, Ticket
+from router.admission import Admission
 from router.api_call import ApiCall
+from router.awaiting import last_full_block
 from router.decide import decide
 from router.eligibility import Sighting, eligible_snapshot, without
 from router.errors import (
@@ -30,6 +31,7 @@ from router.errors import (
     TokensUnknown,
     UpstreamFailed,
 )
+from router.exchange import Exchange
 from router.index_client import INDEX_SILENCE_MAX_S, IndexClient
 from router.known_fleets import ServedModel
 from router.ledger import Ledger
@@ -37,45 +39,16 @@ from router.policies.base import Policy
 from router.predictions import Predictions
 from router.prompt_limits import refuse_huge, refuse_too_long
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
+from router.suspects import Suspects
 from router.telemetry import RequestRecord
 from router.tokenize import EncodedPrompt, Tokenizer, estimate
-from router.upstream import Answer, Upstream
+from router.upstream import Upstream
 
 RETRIED_STATUSES: Final = frozenset({502, 503, 504})
 """An instance that says this has not begun: another one may be able to."""
 
-
-class Exchange(Protocol):
-    """One request and its answer, as the HTTP side holds them."""
-
-    @property
-    def started(self) -> bool:
-        """Whether a part of the answer may have reached the client."""
-        ...
-
-    async def receive(self, ticket: Ticket) -> ApiCall:
-        """Read and check the request.
-
-        Raises:
-            RequestInvalid, BodyTooLarge, BodyTooSlow, Overloaded.
-        """
-        ...
-
-    async def start(self, answer: Answer, decision: Decision) -> None:
-        """Begin the client's answer with the instance's status and headers."""
-        ...
-
-    async def write(self, chunk: bytes) -> None:
-        """Send a piece of the body; raises ClientGone."""
-        ...
-
-    async def finish(self) -> None:
-        """End the answer; raises ClientGone."""
-        ...
-
-    async def break_off(self, error: RouterError) -> None:
-        """End an answer that cannot be completed so that the client notices."""
-        ...
+SHORT_PREFILL_S: Final = 0.1
+"""After so long less than a block is computed: as late as a sidecar would tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +62,8 @@ class Question:
     milestones: Milestones | None
     view: RequestView
     snapshot: FleetSnapshot
+    stores_tell: bool
+    """Whether the blocks that its engine stores tell when its prefill has ended."""
 
 
 class Router:
@@ -136,6 +111,7 @@ class Router:
         self._retries_max = retries_max
         self._in_flight_credit = in_flight_credit
         self._sequence = itertools.count()
+        self._suspects = Suspects()
 
     async def route(self, exchange: Exchange, record: RequestRecord) -> None:
         """Answer one request.
@@ -190,6 +166,7 @@ class Router:
         milestones = self._milestones(served, hashes, prompt)
         sighting = await self._look(served, hashes, milestones, record)  # 4 one lookup, one read
         snapshot = eligible_snapshot(sighting, prompt.prompt_tokens)  # 5 alive, awake, staying
+        snapshot = self._suspects.spared(snapshot)
         view = RequestView(
             request_id=call.request_id,
             sequence=next(self._sequence),
@@ -205,6 +182,7 @@ class Router:
             milestones=milestones,
             view=view,
             snapshot=snapshot,
+            stores_tell=_stores_tell(call, prompt),
         )
 
     async def _served(self, model: str) -> ServedModel:
@@ -249,10 +227,10 @@ class Router:
     ) -> Sighting:
         try:
             return await self._index.look(served, hashes, milestones)
-        except IndexUnavailable:  # the last known fleet will do, if there is one
+        except IndexUnavailable as error:  # the last known fleet will do, if there is one
             sighting = self._index.last_sighting(served)
-            _degrade(record, DegradedCause.INDEX_UNAVAILABLE)
-            return sighting
+            _degrade(record, error.cause)
+            return replace(sighting, degraded_cause=error.cause)
 
     async def _reserve(
         self,
@@ -292,11 +270,14 @@ class Router:
             last = retries_left == 0 or len(snapshot.instances) == 1
             decision, booking = await self._reserve(question, snapshot, failed, record)  # 6, 7
             _note_decision(decision, record)
+            self._await_prefill(question, decision, booking)
             try:
                 await self._attempt(
                     question, decision, booking, exchange=exchange, record=record, last=last
                 )  # 8, 9
             except UpstreamFailed as error:
+                if not error.timeout:
+                    self._suspects.note(error.instance_id)
                 if last or not error.retryable:
                     raise
                 telemetry.RETRIES.labels(cause=error.reason).inc()
@@ -307,6 +288,22 @@ class Router:
             record.retries_count += 1
             failed.add(decision.instance.instance_id)
             snapshot = without(snapshot, failed)
+
+    def _await_prefill(self, question: Question, decision: Decision, booking: Booking) -> None:
+        """A plain answer shows its first byte at its end; its sidecar sees the prefill end."""
+        if not question.stores_tell:
+            return
+        block = last_full_block(
+            question.hashes,
+            prompt_tokens=question.view.prompt_tokens,
+            block_size_tokens=question.served.fleet.block_size_tokens,
+            engine_block_size_tokens=decision.instance.block_size_tokens,
+        )
+        if block is None:  # fewer tokens than a block; they must not vanish within a burst
+            loop = asyncio.get_running_loop()
+            loop.call_later(SHORT_PREFILL_S, self._ledger.prefilled, booking)
+        else:
+            self._ledger.awaits(booking, block)
 
     async def _attempt(
         self,
@@ -360,6 +357,16 @@ class Router:
                 param=names.POLICY,
             )
         return self._policies[name]
+
+
+def _stores_tell(call: ApiCall, prompt: EncodedPrompt) -> bool:
+    """Of one prompt whose token ids are known and which reuses what is there.
+
+    One that computes all again finds its blocks stored by others before it has begun; of several
+    prompts only the first one's blocks are known here.
+    """
+    known = bool(prompt.packed) and call.reads_prefixes and call.prompts_count == 1
+    return known and not call.stream
 
 
 def _hashes(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> bytes:

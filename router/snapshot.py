@@ -48,6 +48,7 @@ class FleetSnapshot:
         looked_s: Redis time at which the index was asked.
         taken_s: wall clock of the router when the counters were asked for.
         degraded: the index did not answer: instances and counters are the last known, hits are 0.
+        degraded_cause: why.
     """
 
     fleet: FleetRecord
@@ -68,6 +69,7 @@ class FleetSnapshot:
     looked_s: float
     taken_s: float
     degraded: bool = False
+    degraded_cause: str | None = None
 
 
 Scores = npt.NDArray[np.float64]
@@ -164,6 +166,11 @@ class Decision:
     def degraded(self) -> bool:
         """Decided without the index."""
         return self.snapshot.degraded
+
+    @property
+    def degraded_cause(self) -> str | None:
+        """Why."""
+        return self.snapshot.degraded_cause
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -118,11 +118,16 @@ MULTI_PROMPT: Final = Counter(
 INDEX_ERRORS: Final = Counter(
     "timestable_router_index_errors", "Calls to Redis that failed or came too late.", ["call"]
 )
+INDEX_OPEN: Final = Gauge(
+    "timestable_router_index_open",
+    "1: Redis does not answer, decisions are made without it at once; 0: it is asked.",
+)
+INDEX_OPENINGS: Final = Counter("timestable_router_index_openings", "How often that began.")
 RESERVATIONS: Final = Counter(
     "timestable_router_reservations", "Answers of Redis to choose-and-book.", ["status"]
 )
 LEDGER_NOTES: Final = Counter(
-    "timestable_router_ledger_notes", "First tokens and releases sent to Redis.", ["kind"]
+    "timestable_router_ledger_notes", "Notes on reservations sent to Redis.", ["kind"]
 )
 LEDGER_ERRORS: Final = Counter(
     "timestable_router_ledger_errors", "Rounds of ledger notes that Redis did not take."

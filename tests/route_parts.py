@@ -77,6 +77,7 @@ class FakeParts:
     prompt_tokens: list[int] = field(default_factory=list)
     booked: list[Booking] = field(default_factory=list)
     prefilled_: list[Booking] = field(default_factory=list)
+    awaited_: list[tuple[Booking, bytes]] = field(default_factory=list)
     released: list[Booking] = field(default_factory=list)
     started: bool = False
     broken_off: list[RouterError] = field(default_factory=list)
@@ -153,6 +154,10 @@ class FakeParts:
         booking = Booking(fleet=snapshot.fleet, sequence=len(self.booked))
         self.booked.append(booking)
         return decide(policy, request, snapshot, booked_s=0.0), booking
+
+    def awaits(self, booking: Booking, block: bytes) -> None:
+        """Note it."""
+        self.awaited_.append((booking, block))
 
     def prefilled(self, booking: Booking) -> None:
         """Note it."""

@@ -7,14 +7,19 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from fleets import chain, store, until
+from fleets import chain, reserved, store, until
 from router_edge import CHUNKS, LAST_CHUNKS, FakeEngine, completion, edge, silent, stream_all
 from transformers import AutoTokenizer
+from waiting import until_equal
+
+from indexer.contract import keys
+from indexer.contract.identifiers import RouterId
 
 pytestmark = pytest.mark.integration
 
@@ -67,6 +72,54 @@ async def test_sigterm_lets_a_stream_finish(redis_client, redis_socket) -> None:
         engine.let_go.set()
         assert await (await asked).read() == b"".join((*CHUNKS, *LAST_CHUNKS))
         assert await asyncio.wait_for(router.wait(), START_S) == 0
+
+
+async def test_sigterm_is_announced_before_the_door_closes(redis_client, redis_socket) -> None:
+    """Not ready, then no connections; the stream ends whole, and nothing of the router is left."""
+    engine = FakeEngine("a", silent)
+    url = f"unix://{redis_socket}"
+    async with (
+        edge(redis_client, redis_socket, engine) as other,
+        started("--redis_url", url, "--admin_port", "0", "--drain_notice_s", "0.5") as (
+            router,
+            ports,
+        ),
+        aiohttp.ClientSession() as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        public, admin = (f"http://127.0.0.1:{ports[key]}" for key in ("port", "admin_port"))
+        registered = keys.routers(other.fleet.fleet_id)
+        others = set(await redis_client.zrange(registered, 0, -1))
+        asked = tasks.create_task(client.post(f"{public}/v1/completions", json=completion()))
+        await until(lambda: engine.bodies, "the engine has the request")
+        assert await reserved(redis_client, other.fleet) == [(1, 64)]
+        (own,) = set(await redis_client.zrange(registered, 0, -1)) - others
+        answers = [200]
+        await until_equal(answers[0], lambda: answered(f"{public}/ready"))
+        router.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(START_S):
+            while answers[-1] is not None:
+                answers.append(await answered(f"{public}/ready"))
+        assert [status for status, _ in groupby(answers)] == [200, 503, None]
+        assert await drains(client, f"{admin}/ready")
+        engine.let_go.set()
+        assert await (await asked).read() == b"".join((*CHUNKS, *LAST_CHUNKS))
+        async with asyncio.timeout(START_S):
+            assert await router.wait() == 0
+        # At once, and not when its lease would have ended.
+        assert await reserved(redis_client, other.fleet) == [(0, 0)]
+        assert own not in await redis_client.zrange(registered, 0, -1)
+        ledger = keys.ledger(other.fleet.fleet_id, RouterId(own.decode()))
+        assert not await redis_client.exists(ledger)
+
+
+async def answered(url: str) -> int | None:
+    """Status of a request over a connection of its own; None where nobody listens."""
+    try:
+        async with aiohttp.ClientSession() as client, client.get(url) as answer:
+            return answer.status
+    except aiohttp.ClientConnectionError:
+        return None
 
 
 async def drains(client: aiohttp.ClientSession, url: str) -> bool:

@@ -8,11 +8,19 @@ from hypothesis import strategies as st
 
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
 from indexer.contract.reservations import SIBLING
-from router.eligibility import Roster, Sighting, eligible_snapshot, without
+from router.eligibility import (
+    Roster,
+    Sighting,
+    are_eligible,
+    eligible_snapshot,
+    ineligible_reason,
+    without,
+)
 from router.errors import NoEligibleInstance
 from router.snapshot import FleetSnapshot
 
 NOW_S = 1000.0
+STATE = [("flags", np.uint32), ("lease_until_s", np.float64)]
 
 
 def snapshot(
@@ -65,16 +73,45 @@ def test_only_the_living_awake_and_staying_are_eligible(state: dict[str, float])
     assert ids(snapshot({}, state, {})) == ["a", "c"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "lease_until_s", "reason"),
+    [
+        (SlotFlag.USED, NOW_S, None),
+        (SlotFlag.USED, NOW_S - 0.001, "lease ended"),
+        (SlotFlag(0), NOW_S, "left"),
+        (SlotFlag.USED | SlotFlag.CLOSING, 0.0, "closing"),
+        (SlotFlag.USED | SlotFlag.DRAINING, NOW_S, "draining"),
+        (SlotFlag.USED | SlotFlag.SLEEPING, NOW_S, "asleep"),
+        (SlotFlag.USED | SlotFlag.DRAINING | SlotFlag.SLEEPING, NOW_S, "draining"),
+        (SlotFlag.USED | 0x10, NOW_S, "in a state unknown here"),
+    ],
+)
+def test_each_reason_has_a_name(flags: int, lease_until_s: float, reason: str | None) -> None:
+    """What an operator reads is what decides."""
+    (row,) = np.array([(flags, lease_until_s)], STATE)
+    assert ineligible_reason(row, NOW_S) == reason
+
+
+def test_one_row_and_many_are_judged_alike() -> None:
+    """For all flags, one unknown among them, and leases before, at and after now."""
+    states = [(flags, NOW_S + lease_s) for flags in range(0x20) for lease_s in (-0.001, 0.0, 5.0)]
+    rows = np.array(states, STATE)
+    assert are_eligible(rows, NOW_S).tolist() == [
+        ineligible_reason(row, NOW_S) is None for row in rows
+    ]
+    assert are_eligible(rows, NOW_S).sum() == 2
+
+
 def test_nobody_left_is_an_error_that_names_the_model() -> None:
     """A router without candidates says so instead of choosing the dead."""
     with pytest.raises(NoEligibleInstance, match="No instance of `m` can take a request"):
         snapshot({"lease_until_s": 1.0})
 
 
-def test_a_degraded_snapshot_cannot_judge_leases() -> None:
-    """When Redis is silent, old leases prove nothing; asleep and draining still count."""
+def test_a_degraded_snapshot_judges_by_what_was_seen_last() -> None:
+    """Who had gone, drained or slept then is not chosen; nobody can say who has gone since."""
     fleet = snapshot(
-        {"lease_until_s": 1.0}, {"flags": SlotFlag.USED | SlotFlag.DRAINING}, degraded=True
+        {}, {"lease_until_s": 1.0}, {"flags": SlotFlag.USED | SlotFlag.DRAINING}, degraded=True
     )
     assert (ids(fleet), fleet.degraded) == (["a"], True)
 

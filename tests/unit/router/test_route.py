@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from route_parts import IDS, FakeParts, failure, make_call
+from waiting import until_equal
 
 from indexer.contract import block_hash
 from router.api_call import TextPrompt, TokenPrompt
@@ -221,3 +222,40 @@ async def test_explaining_books_and_sends_nothing() -> None:
     decision = await parts.router().explain(parts, record)
     assert (decision.instance.instance_id, decision.hit_tokens) == ("a", 16)
     assert (parts.asked, parts.booked) == ([], [])
+
+
+@pytest.mark.parametrize(("canonical", "blocks"), [(16, 6), (64, 1)])
+async def test_a_plain_answer_awaits_its_last_full_block(canonical: int, blocks: int) -> None:
+    """Each attempt on its own booking; nobody says that the prefill is over before the sidecar."""
+    call = make_call(stream=False)
+    parts = FakeParts(call=call, failures={"a": failure("a")}, block_size_tokens=canonical)
+    await parts.routed()
+    root = block_hash.root(model_scope="m", block_size_tokens=canonical)
+    hashes = block_hash.chain(root, block_hash.pack_tokens(IDS), canonical)
+    awaited = hashes[8 * (blocks - 1) : 8 * blocks]
+    assert parts.awaited_ == [(booking, awaited) for booking in parts.booked]
+    assert (len(parts.booked), parts.prefilled_) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "ended"),
+    [
+        ({"prompt": TokenPrompt(packed=(block_hash.pack_tokens(IDS[:15]),))}, 1),
+        ({"reads_prefixes": False}, 0),
+        ({"prompt": TokenPrompt(packed=(block_hash.pack_tokens(IDS),) * 2), "prompts_count": 2}, 0),
+    ],
+)
+async def test_what_no_block_tells(changes: dict[str, Any], ended: int) -> None:
+    """Less than a block is soon computed; else the share stays until the answer ends."""
+    parts = FakeParts(call=make_call(stream=False, **changes))
+    await parts.routed()
+    await until_equal(ended, lambda: len(parts.prefilled_))
+    assert parts.awaited_ == []
+
+
+async def test_a_plain_answer_of_unknown_tokens_awaits_nothing() -> None:
+    """Nobody can tell which block is its last."""
+    error = TokensUnknown(DegradedCause.TOKENIZER_UNAVAILABLE, "no")
+    parts = FakeParts(call=make_call(stream=False), token_error=error)
+    await parts.routed()
+    assert (parts.prefilled_, parts.awaited_) == ([], [])
