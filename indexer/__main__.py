@@ -1,4 +1,4 @@
-"""`python -m indexer`: sidecar of one engine; `python -m indexer inspect`: what is published."""
+"""`python -m indexer`: sidecar of one engine; `inspect`: what is published; `drain`: empty it."""
 
 import asyncio
 import gc
@@ -10,16 +10,21 @@ from typing import Final
 import structlog
 import uvloop
 import zmq
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector
 
-from indexer.config import InspectConfig, SidecarConfig, loggable, parse
+from indexer.admin_api import serving
+from indexer.config import DrainConfig, InspectConfig, SidecarConfig, loggable, parse
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.link import connected
 from indexer.contract.link.address import without_password
+from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi
-from indexer.errors import IndexerError, MetricsUnavailable
+from indexer.errors import IndexerError
 from indexer.sidecar import REDIS_DEADLINE_S, Sidecar
 from indexer.telemetry import Telemetry, configure_logging
+
+EXIT_UNCHECKED: Final = 3
+"""Of `inspect --check`: neither good nor bad, for Redis did not answer."""
 
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 """A table has a million long-lived objects: Python's default would walk them again and again."""
@@ -30,6 +35,8 @@ def main(argv: Sequence[str]) -> int:
     config = parse(argv)
     if isinstance(config, InspectConfig):
         return _inspect(config)
+    if isinstance(config, DrainConfig):
+        return _drain(config)
     configure_logging(config.log_level)
     log = structlog.get_logger()
     log.info("sidecar_started", **loggable(config))
@@ -62,40 +69,43 @@ async def _run(config: SidecarConfig) -> None:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     telemetry = Telemetry(registry)
-    _serve_metrics(config, registry)
+    drain = Drain(is_draining=config.draining)
     async with (
+        serving(config.metrics_host, int(config.metrics_port), registry, drain),
         connected(config.redis_url, deadline_s=REDIS_DEADLINE_S) as link,
         EngineApi(config.engine_url, api_key=config.engine_api_key) as api,
     ):
-        await Sidecar(config, api, link, telemetry=telemetry).run()
+        await Sidecar(config, api, link, telemetry=telemetry, drain=drain).run()
 
 
-def _serve_metrics(config: SidecarConfig, registry: CollectorRegistry) -> None:
-    host, port = config.metrics_host, int(config.metrics_port)
-    if not port:
-        return
-    try:
-        start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise MetricsUnavailable(f"metrics_port: {port} on {host}: {error}") from error
+def _drain(config: DrainConfig) -> int:
+    from indexer.drain import drain  # noqa: PLC0415 - as below
+
+    configure_logging("error")
+    return asyncio.run(drain(config))
 
 
 def _inspect(config: InspectConfig) -> int:
     configure_logging("error")  # what is shown has standard output to itself
     exit_status = 0
     try:
-        asyncio.run(_show(config))
+        exit_status = asyncio.run(_show(config))
     except* REDIS_WEATHER as failures:
         sys.stderr.write(f"error: {without_password(config.redis_url)}: {_first(failures)}\n")
-        exit_status = 1
+        exit_status = EXIT_UNCHECKED if config.check else 1
     return exit_status
 
 
-async def _show(config: InspectConfig) -> None:
-    from indexer.inspection import show  # noqa: PLC0415 - rich costs the sidecar's start nothing
+async def _show(config: InspectConfig) -> int:
+    # rich costs the sidecar's start nothing
+    from indexer import books_check, inspection  # noqa: PLC0415
 
+    as_json = config.format == "json"
     async with connected(config.redis_url, deadline_s=REDIS_DEADLINE_S) as link:
-        await show(link, as_json=config.format == "json")
+        if config.check:
+            return int(not await books_check.check(link, as_json=as_json))
+        await inspection.show(link, as_json=as_json)
+    return 0
 
 
 if __name__ == "__main__":

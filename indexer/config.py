@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from jsonargparse import auto_cli
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from indexer.contract.limits import (
     BLOCK_SIZE_TOKENS_DEFAULT,
@@ -64,8 +64,9 @@ class SidecarConfig:
             none when not given, and in any case what the server's own maxmemory leaves. Give all
             sidecars of a fleet the same: the one that sweeps at the time applies its own
         scrape_interval_s: between two looks at the engine's metrics; each renews the lease
-        metrics_host: address of our own /metrics
-        metrics_port: port of our own /metrics; 0 for none
+        metrics_host: address of our own HTTP: /metrics, /health, /state, and POST /drain, /resume
+        metrics_port: port of it; 0 for none
+        draining: start drained: no new request comes until POST /resume
         checkpoint_path: directory for checkpoints of what the engine holds, from which a sidecar
             started again goes on; none when not given. Needs an engine with a replay socket
         journal_path: file that gets a JSON line for every write to the index, for audits
@@ -90,6 +91,7 @@ class SidecarConfig:
     scrape_interval_s: PositiveFloat = 0.1
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus asks from elsewhere
     metrics_port: NonNegativeInt = 9100
+    draining: bool = False
     checkpoint_path: Path | None = None
     journal_path: Path | None = None
     log_level: LogLevel = "info"
@@ -146,15 +148,21 @@ class SidecarConfig:
 class InspectConfig:
     """Show fleets, instances and routers as they stand in Redis; reads only.
 
+    Exit status: 0; 1 Redis does not answer; 2 a bad option. With check: 0 all is well, 1 it is not,
+    3 Redis does not answer.
+
     Args:
         redis_url: index and counters: redis://HOST:PORT[,HOST:PORT] (the master of them),
             redis+sentinel://HOST:PORT/SERVICE, redis+cluster://HOST:PORT, with TLS rediss...,
             or unix:///PATH
         format: tables for people, or one JSON document
+        check: instead, whether the books balance: what is reserved against what ledgers say, and
+            keys that nobody owns and nothing ends
     """
 
     redis_url: str = "redis://127.0.0.1:6390"
     format: Literal["table", "json"] = "table"
+    check: bool = False
 
     def __post_init__(self) -> None:
         """Check what the types do not say.
@@ -163,6 +171,32 @@ class InspectConfig:
             ValueError: naming the key.
         """
         _check_redis(self.redis_url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainConfig:
+    """Let an engine take no new request, and wait until none is in flight.
+
+    Exit status: 0 empty, 1 still busy after wait_s, 2 a bad option, 3 the sidecar is not reached.
+
+    Args:
+        sidecar_url: its metrics_host and metrics_port, like http://HOST:9100
+        wait_s: how long to wait until it is empty
+        resume: take requests again instead, and do not wait
+    """
+
+    sidecar_url: str
+    wait_s: NonNegativeFloat = 600.0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if not _is_http(self.sidecar_url):
+            raise ValueError(f"sidecar_url: `{self.sidecar_url}` is not like http://HOST:PORT")
 
 
 def _check_redis(url: str) -> None:
@@ -191,18 +225,29 @@ def loggable(config: SidecarConfig) -> dict[str, Any]:
     return shown
 
 
-def parse(args: Sequence[str]) -> SidecarConfig | InspectConfig:
+def parse(args: Sequence[str]) -> SidecarConfig | InspectConfig | DrainConfig:
     """Read the options; a bad key or value ends the process with a message that names it.
 
-    The first argument may be `run` (also meant when it is missing) or `inspect`.
+    The first argument may be `run` (also meant when it is missing), `inspect` or `drain`.
     """
+    if args and args[0] == "drain":
+        return _parse(DrainConfig, "python -m indexer drain", _with_values(args[1:]))
     if args and args[0] == "inspect":
         return _parse(InspectConfig, "python -m indexer inspect", args[1:])
     rest = args[1:] if args and args[0] == "run" else args
     return _parse(SidecarConfig, "python -m indexer", rest)
 
 
-_Config = TypeVar("_Config", SidecarConfig, InspectConfig)
+def _with_values(args: Sequence[str]) -> list[str]:
+    """`--resume` alone means `--resume=true`."""
+    out: list[str] = []
+    for at, arg in enumerate(args):
+        follows = args[at + 1] if at + 1 < len(args) else "--"
+        out.append("--resume=true" if arg == "--resume" and follows.startswith("--") else arg)
+    return out
+
+
+_Config = TypeVar("_Config", SidecarConfig, InspectConfig, DrainConfig)
 
 
 def _parse(kind: type[_Config], prog: str, args: Sequence[str]) -> _Config:

@@ -5,14 +5,17 @@ from typing import Final
 
 import structlog
 
+from indexer.awaited import Awaited
 from indexer.checkpoint_keeper import CheckpointKeeper
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S
 from indexer.contract.records import FleetRecord, HeartbeatReply, IndexCounters, SlotFlag
+from indexer.draining import Drain, RankLoad
 from indexer.engine.engine_metrics import EngineSample
 from indexer.follower import Follower
 from indexer.notices.judge import Judge
+from indexer.pace import Pace
 from indexer.plan import RankPlan
 from indexer.publishing.publisher import Publisher
 from indexer.publishing.room import Room
@@ -45,6 +48,8 @@ class Rank:
         fleet: FleetRecord,
         telemetry: Telemetry,
         keeper: CheckpointKeeper | None,
+        *,
+        drain: Drain,
     ) -> None:
         self.record = rank_plan.record
         self.publisher = publisher
@@ -55,6 +60,7 @@ class Rank:
             capacity_blocks=self.record.capacity_blocks,
         )
         self._telemetry = telemetry
+        self._drain = drain
         self._label = str(rank_plan.source.rank)
         self._room = Room(
             telemetry,
@@ -82,6 +88,8 @@ class Rank:
             block_size_tokens=fleet.block_size_tokens,
             engine_block_size_tokens=self.record.block_size_tokens,
         )
+        self._awaited = Awaited()
+        self._pace = Pace()
         self._is_renewed = False
         self._sure_s = time.clock_gettime(BOOT_CLOCK)  # when the events were surely followed
         self._was_unsure = False
@@ -98,7 +106,7 @@ class Rank:
         return self._room.found_full(self.follower.holdings.table)
 
     async def heartbeat(self, sample: EngineSample | None) -> None:
-        """Renew the lease; the engine has just answered.
+        """Renew the lease, if that is due; the engine has just answered.
 
         Args:
             sample: its load; None when it tells none for this rank.
@@ -106,12 +114,16 @@ class Rank:
         if not self._is_sure():
             self._renewing(False, "events may have been missed")
             return
-        state, counters = SlotFlag(0), None
+        is_draining = self._drain.is_draining
+        state = self._drain.flags()
+        counters = None
         if sample is not None:
             counters = sample.counters
             if sample.sleep_level is not None:
-                state = SlotFlag.SLEEPING
+                state |= SlotFlag.SLEEPING
             self._note_sleep(sample.sleep_level)
+        if not self._pace.is_due(time.monotonic(), state):
+            return
         holdings = self.follower.holdings
         index = IndexCounters(
             blocks=self._room.wanted_blocks(holdings.table),
@@ -119,7 +131,9 @@ class Rank:
         )
         begun_s, sent_s = time.clock_gettime(BOOT_CLOCK), time.monotonic()
         try:
-            reply = await self.publisher.membership.heartbeat(state, index, counters)
+            reply = await self.publisher.membership.heartbeat(
+                state, index, counters, self._awaited.stored(holdings.table)
+            )
         except REDIS_WEATHER as error:
             self._telemetry.redis_failures.labels("heartbeat").inc()
             self._renewing(False, str(error))
@@ -129,11 +143,16 @@ class Rank:
             return
         self._sure_s = begun_s
         self._renewing(True, "")
+        load = RankLoad(reserved_requests=reply.reserved_requests, counters=counters)
+        self._drain.heard(self._label, load, is_draining=is_draining)
+        self._pace.heard(sent_s, state, reply)
         self._take(sent_s, reply)
 
     def _take(self, sent_s: float, reply: HeartbeatReply) -> None:
         """What Redis has told with its answer."""
         table = self.follower.holdings.table
+        self._awaited.hear(reply.awaited)
+        self._telemetry.prefills_ended.labels(self._label).inc(reply.prefills_ended_count)
         self._judge.note(sent_s, reply, table)
         if reply.notices:
             deltas, starts_over = self._judge.judge(reply.notices, table)
@@ -180,6 +199,9 @@ class Rank:
             self.publisher.offer([self.follower.holdings.clear()], None)
 
     def _renewing(self, renewed: bool, reason: str) -> None:
+        if not renewed:
+            self._pace.lost()
+            self._drain.unheard(self._label)
         if renewed != self._is_renewed:
             self._is_renewed = renewed
             self._telemetry.lease_held.labels(self._label).set(renewed)
@@ -187,6 +209,7 @@ class Rank:
 
     def export(self) -> None:
         """Bring the metrics up to date."""
+        self._telemetry.draining.labels(self._label).set(self._drain.is_draining)
         silence_s = self.follower.silence_s
         self._telemetry.silence_s.labels(self._label).set(silence_s)
         if (silence_s > QUIET_S) != self._is_quiet:

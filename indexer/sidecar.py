@@ -22,6 +22,7 @@ from indexer.config import SidecarConfig
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.link import Link
 from indexer.contract.records import FleetRecord
+from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi, EngineInfo, adapters
 from indexer.engine.engine_metrics import EngineSample
 from indexer.engine.event_source import EventSource
@@ -61,12 +62,19 @@ class Sidecar:
     """Everything one process does for one engine."""
 
     def __init__(
-        self, config: SidecarConfig, api: EngineApi, redis: Link, *, telemetry: Telemetry
+        self,
+        config: SidecarConfig,
+        api: EngineApi,
+        redis: Link,
+        *,
+        telemetry: Telemetry,
+        drain: Drain,
     ) -> None:
         self._config = config
         self._api = api
         self._redis = redis
         self._telemetry = telemetry
+        self._drain = drain
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
@@ -92,6 +100,7 @@ class Sidecar:
 
     async def _serve(self, engine: EngineInfo, engine_plan: Plan, journal: Journal) -> None:
         """Index one engine process: an instance for each of its ranks."""
+        self._drain.expect(str(one.source.rank) for one in engine_plan.ranks)
         lease = SweeperLease(self._redis, engine_plan.founding.fleet_id)
         publishers = [
             Publisher(
@@ -101,6 +110,7 @@ class Sidecar:
                 sweeper_lease=lease,
                 telemetry=self._telemetry,
                 journal=journal,
+                state=self._drain.flags,
             )
             for rank_plan in engine_plan.ranks
         ]
@@ -128,7 +138,7 @@ class Sidecar:
         fleet = await self._patiently("slot_awaited", join, *REDIS_WEATHER, FleetFull)
         check_block_sizes(rank_plan.record.block_size_tokens, fleet.block_size_tokens)
         keeper = self._checkpoint_keeper(rank_plan, fleet)
-        return Rank(rank_plan, publisher, fleet, self._telemetry, keeper)
+        return Rank(rank_plan, publisher, fleet, self._telemetry, keeper, drain=self._drain)
 
     def _checkpoint_keeper(
         self, rank_plan: RankPlan, fleet: FleetRecord

@@ -69,6 +69,7 @@ class Telemetry:
         self.silence_s = self._gauge(
             "engine_silence_seconds", "Since the engine's last batch; an idle one says nothing."
         )
+        self.draining = self._gauge("draining", "1 while no new request shall come.")
         self.engine_asleep = self._gauge("engine_asleep", "1 while the engine sleeps: no requests.")
 
     def _name_losses(self) -> None:
@@ -97,6 +98,9 @@ class Telemetry:
         )
         self.late_renewals = self._counter(
             "late_renewals", "Leases that had ended before they were renewed."
+        )
+        self.prefills_ended = self._counter(
+            "prefills_ended", "Prefills told to routers to have ended, by the block they awaited."
         )
         self.checkpoint_loads = self._counter(
             "checkpoint_loads", "Checkpoints looked for at a start.", "outcome"
@@ -166,6 +170,9 @@ class Telemetry:
         self.sweeps = self._process_counter("sweeps", "Dead slots swept and freed.")
         self.reaped = self._process_counter(
             "reaped_reservations", "Reservations of dead routers taken back."
+        )
+        self.balanced_slots = self._process_counter(
+            "balanced_slots", "Slots whose counters differed from the ledgers and were set right."
         )
 
 

@@ -25,6 +25,7 @@ from indexer.contract.identifiers import SlotIndex
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import connected
 from indexer.contract.records import FleetCounters, InstanceRecord, Notice, SlotFlag
+from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi
 from indexer.sidecar import REDIS_DEADLINE_S, Sidecar
 from indexer.telemetry import Telemetry
@@ -129,13 +130,14 @@ class HasUrl(Protocol):
 
 @asynccontextmanager
 async def running(
-    engine: HasUrl, where: Path | str, **options: Any
+    engine: HasUrl, where: Path | str, *, drain: Drain | None = None, **options: Any
 ) -> AsyncIterator[CollectorRegistry]:
     """A sidecar of an engine; leaves at the end, as on SIGTERM. Yields its metrics.
 
     Args:
         engine: whose API it asks.
         where: Redis's socket or URL.
+        drain: whether it takes requests; it does when not given.
         options: of the sidecar.
     """
     config = SidecarConfig(
@@ -150,7 +152,8 @@ async def running(
         EngineApi(config.engine_url, api_key=None) as api,
         asyncio.TaskGroup() as tasks,
     ):
-        sidecar = Sidecar(config, api, link, telemetry=Telemetry(registry))
+        telemetry = Telemetry(registry)
+        sidecar = Sidecar(config, api, link, telemetry=telemetry, drain=drain or Drain())
         task = tasks.create_task(sidecar.run())
         try:
             yield registry

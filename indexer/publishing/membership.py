@@ -1,7 +1,7 @@
 """One instance's slot in its fleet: taken, kept by heartbeats, lost, given back."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -9,7 +9,7 @@ import structlog
 
 from indexer.contract import fleet_functions, functions, index_functions, keys, upkeep
 from indexer.contract.functions import REDIS_WEATHER
-from indexer.contract.identifiers import SlotIndex
+from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import DIRECTORY_TTL_S, SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import Link
 from indexer.contract.records import (
@@ -66,7 +66,19 @@ class Membership:
         sweeper_lease: SweeperLease,
         telemetry: Telemetry,
         on_loss: Callable[[], None],
+        state: Callable[[], SlotFlag],
     ) -> None:
+        """Prepare a membership.
+
+        Args:
+            redis: link whose calls have a deadline.
+            founding: record to found the fleet with, should there be none.
+            record: what routers shall know about the instance.
+            sweeper_lease: held while the fleet is founded.
+            telemetry: metrics.
+            on_loss: called when the slot turns out to be lost.
+            state: with which a slot is taken, before any heartbeat: DRAINING or SlotFlag(0).
+        """
         self.slot = SlotIndex(-1)
         self.generation = 0
         self.lost: Loss | None = None
@@ -77,6 +89,7 @@ class Membership:
         self._sweeper_lease = sweeper_lease
         self._telemetry = telemetry
         self._on_loss = on_loss
+        self._state = state
         self._rank = str(record.data_parallel_rank or 0)
         self._log = structlog.get_logger().bind(rank=self._rank, instance_id=record.instance_id)
         self._servers: dict[str, str | None] = {}  # who answered when we joined, by anchor key
@@ -126,7 +139,9 @@ class Membership:
 
     async def _take_slot(self, fleet: FleetRecord) -> tuple[SlotIndex, int]:
         former = None if self._fleet is None else (self.slot, self.generation)
-        joining = fleet_functions.join(fleet.fleet_id, self._record.encode(), former=former)
+        joining = fleet_functions.join(
+            fleet.fleet_id, self._record.encode(), state=self._state(), former=former
+        )
         reply = await functions.run(self._redis, joining)
         if not reply:
             raise FleetFull(
@@ -143,13 +158,30 @@ class Membership:
         return slot, generation
 
     async def heartbeat(
-        self, state: SlotFlag, index: IndexCounters, counters: EngineCounters | None
+        self,
+        state: SlotFlag,
+        index: IndexCounters,
+        counters: EngineCounters | None,
+        stored: Sequence[BlockHash],
     ) -> HeartbeatReply | None:
-        """Renew the lease and publish counters; None when there is no slot (any more)."""
+        """Renew the lease and publish counters; None when there is no slot (any more).
+
+        Args:
+            state: DRAINING, SLEEPING or SlotFlag(0).
+            index: this instance's part of the index.
+            counters: its engine's; None when they are not known.
+            stored: awaited blocks that its engine has stored.
+        """
         if not self.is_held:
             return None
         beat = fleet_functions.heartbeat(
-            self.fleet, self.slot, self.generation, state=state, index=index, counters=counters
+            self.fleet,
+            self.slot,
+            self.generation,
+            state=state,
+            index=index,
+            counters=counters,
+            stored=stored,
         )
         asked = self._place
         reply = fleet_functions.heartbeat_reply(await functions.run(self._redis, beat))

@@ -19,7 +19,7 @@ from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.limits import BLOCKS_PER_WRITE_MAX
 from indexer.contract.link import Link
-from indexer.contract.records import FleetRecord, InstanceRecord
+from indexer.contract.records import FleetRecord, InstanceRecord, SlotFlag
 from indexer.errors import FleetChanged, FleetFull
 from indexer.publishing.change_log import ChangeLog
 from indexer.publishing.journal import Journal
@@ -63,6 +63,7 @@ class Publisher:
         sweeper_lease: SweeperLease,
         telemetry: Telemetry,
         journal: Journal,
+        state: Callable[[], SlotFlag],
     ) -> None:
         """Prepare an instance.
 
@@ -73,6 +74,7 @@ class Publisher:
             sweeper_lease: held while the fleet is founded.
             telemetry: metrics.
             journal: audit record of acknowledged writes.
+            state: with which slots are taken: DRAINING or SlotFlag(0).
         """
         self._redis = redis
         self._telemetry = telemetry
@@ -93,6 +95,7 @@ class Publisher:
             sweeper_lease=sweeper_lease,
             telemetry=telemetry,
             on_loss=self._wake.set,
+            state=state,
         )
 
     def fleet(self) -> FleetRecord:

@@ -14,12 +14,20 @@ from typing import Final
 import numpy as np
 import structlog
 
-from indexer.contract import fleet_functions, functions, index_functions, reservations, upkeep
+from indexer.contract import (
+    audit,
+    fleet_functions,
+    functions,
+    index_functions,
+    reservations,
+    upkeep,
+)
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId, SlotIndex
 from indexer.contract.limits import (
     INDEX_RENEW_S,
     INSTANCE_GRACE_S,
+    INSTANCE_LEASE_TTL_S,
     KEEP_BUCKETS_PER_CALL_MAX,
     SWEEP_BUCKETS_PER_CALL_MAX,
 )
@@ -33,6 +41,9 @@ SWEEPER_LEASE_TTL_S: Final = 10.0
 
 ROUND_S: Final = 1.0
 REAPS_PER_ROUND_MAX: Final = 16
+BALANCE_EVERY_S: Final = 10.0
+"""The longest that a difference between counters and ledgers stays, whoever made it."""
+
 CALLS_PER_ROUND_TRIP: Final = 16
 """Sweep or keep calls between two renewals of the lease; other commands run between them."""
 
@@ -77,6 +88,9 @@ class Sweeper:
         self._log = structlog.get_logger()
         self._kept_epoch: int | None = None
         self._kept_s = -math.inf
+        self._balanced_s = -math.inf
+        self._round_s = -math.inf
+        self._unbroken_since_s = math.inf
 
     async def run(self, current: Callable[[], FleetRecord]) -> None:
         """Work once a second while this process has the lease; Redis may be away.
@@ -110,13 +124,38 @@ class Sweeper:
             self._log.warning(
                 "router_reaped", router_id=reply[0].decode(), reservations=int(reply[1])
             )
+        await self._balance(fleet.fleet_id)
         reply = await functions.run(self._redis, reservations.read(fleet.fleet_id))
         counters = reservations.fleet_counters(reply)
         if counters is None:
             return
         await self._memory.round(fleet, counters)
-        for slot, generation in _dead_slots(counters):
-            await self._retire(fleet, slot, generation)
+        if self._has_watched():
+            for slot, generation in _dead_slots(counters):
+                await self._retire(fleet, slot, generation)
+
+    async def _balance(self, fleet: FleetId) -> None:
+        """Set right, when it is time, what an audit finds: a key was deleted by hand."""
+        started_s = time.monotonic()
+        if started_s - self._balanced_s < BALANCE_EVERY_S:
+            return
+        books = audit.audited(await functions.run(self._redis, audit.audit(fleet)))
+        if books.differences:
+            slots, forgotten = await functions.run(self._redis, audit.balance(fleet))
+            self._telemetry.balanced_slots.inc(slots)
+            self._log.error("books_balanced", slots=slots, awaited_forgotten=forgotten)
+        self._balanced_s = started_s
+
+    def _has_watched(self) -> bool:
+        """Whether Redis has answered round after round for a lease's length.
+
+        After an outage every lease looks long dead until its sidecar has come to renew it.
+        """
+        now_s = time.monotonic()
+        if now_s - self._round_s > INSTANCE_LEASE_TTL_S:
+            self._unbroken_since_s = now_s
+        self._round_s = now_s
+        return now_s - self._unbroken_since_s >= INSTANCE_LEASE_TTL_S
 
     async def _keep(self, fleet: FleetRecord) -> None:
         """Put off the expiry of every key of the index, when it is time."""

@@ -20,6 +20,7 @@ from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.identifiers import RouterId
 from indexer.contract.link import connected
 from indexer.contract.records import SlotFlag
+from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi
 from indexer.publishing import sweeper
 from indexer.publishing.publisher import Publisher
@@ -56,7 +57,8 @@ async def sidecar(engine: EngineStandIn, url: str) -> AsyncIterator[Killable]:
         EngineApi(config.engine_url, api_key=None) as api,
         asyncio.TaskGroup() as tasks,
     ):
-        one = Killable(config, api, link, telemetry=Telemetry(CollectorRegistry()))
+        telemetry = Telemetry(CollectorRegistry())
+        one = Killable(config, api, link, telemetry=telemetry, drain=Drain())
         task = tasks.create_task(one.run())
         try:
             yield one
@@ -121,6 +123,7 @@ async def test_memory_stays_flat_over_hundreds_of_restarts(
     """Slots, blocks, reservations, keys and memory: after 300 restarts as after 50."""
     monkeypatch.setattr(fleet_functions, "INSTANCE_LEASE_TTL_S", 1.0)
     monkeypatch.setattr(sweeper, "INSTANCE_GRACE_S", 0.3)
+    monkeypatch.setattr(sweeper, "INSTANCE_LEASE_TTL_S", 1.0)
     monkeypatch.setattr(sweeper, "ROUND_S", 0.2)
     monkeypatch.setattr(sweeper, "SWEEPER_LEASE_TTL_S", 2.0)
     figures = []

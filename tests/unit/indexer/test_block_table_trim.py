@@ -1,6 +1,7 @@
 """A bound on what is published withholds whole chains and loses nothing."""
 
 from indexer.contract import block_hash
+from indexer.contract.identifiers import BlockHash
 from indexer.engine.vllm_events import BlockRemoved, BlockStored
 from indexer.table.block_table import BlockTable
 
@@ -106,3 +107,15 @@ def test_doubt_of_withheld_blocks() -> None:
     table.doubt()
     assert not table.readmit(100).added
     assert (table.set_aside_count, table.withheld_count) == (4, 0)
+
+
+def test_what_is_withheld_is_stored_nonetheless() -> None:
+    """Blocks the engine has without being published count; removed and doubted ones do not."""
+    table = chains(10, 20)
+    order = table.published()
+    table.trim(3)
+    assert table.stored([*order, BlockHash(b"nobody's")]) == order
+    table.apply(BlockRemoved(hashes=[13]))
+    assert table.stored(order) == [*order[:3], *order[4:]]
+    table.doubt()
+    assert table.stored(order) == []

@@ -19,6 +19,7 @@ def test_metrics_of_the_process_have_no_label_rank() -> None:
         telemetry.scrape_failures,
         telemetry.sweeps,
         telemetry.reaped,
+        telemetry.balanced_slots,
         telemetry.index_bytes,
         telemetry.index_bytes_per_membership,
         telemetry.redis_evicts,
