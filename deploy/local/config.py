@@ -30,6 +30,7 @@ class FleetConfig:
         model_name: name under which the engines serve.
         host: address everything listens on.
         router_port: port of all routers; the next free one when it is taken, as for all ports.
+        own_ports: give each router a port of its own, from router_port up, instead.
         admin_port: first of the routers' own ports.
         engine_port: first of the engines' ports.
         event_port: first of the engines' event and replay ports (two each).
@@ -54,6 +55,7 @@ class FleetConfig:
     model_name: str = "sim"
     host: str = "127.0.0.1"
     router_port: PositiveInt = 8000
+    own_ports: bool = False
     admin_port: PositiveInt = 8001
     engine_port: PositiveInt = 8100
     event_port: PositiveInt = 5600

@@ -1,11 +1,12 @@
 """A fleet of processes on this machine, for `python -m deploy.local` and the demo.
 
 Every part is a process of its own: an embedded Redis, simulated engines with a sidecar each, and
-routers that share one port. When a part ends by itself the whole fleet ends, naming it.
+routers that share one port or have one each. When a part ends by itself the whole fleet ends,
+naming it; one that was stopped or killed on purpose may be restarted, and more may join.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,16 @@ import aiohttp
 from deploy.local import embedded_redis
 from deploy.local.config import FleetConfig
 from deploy.local.errors import FleetError, PartCrashError, PartNotReadyError, RunDirError
-from deploy.local.layout import ROUTER_CACHE_ENVIRONMENT, FleetLayout, journal_path, lay_out
+from deploy.local.layout import (
+    NO_DETOURS,
+    ROUTER_CACHE_ENVIRONMENT,
+    Detours,
+    FleetLayout,
+    RouterLayout,
+    WorkerLayout,
+    journal_path,
+    lay_out,
+)
 from deploy.local.part import Part
 from deploy.local.ports import PortPicker
 
@@ -35,6 +45,7 @@ class LocalFleet:
     Attributes:
         config: what was asked for.
         layout: addresses and command lines.
+        detours: what lies between the parts.
         moved_ports: (wanted, given) of the ports that were taken.
         redis: the embedded Redis.
         workers: engines, in the order of `layout.workers`.
@@ -44,17 +55,21 @@ class LocalFleet:
 
     config: FleetConfig
     layout: FleetLayout
+    detours: Detours
     moved_ports: tuple[tuple[int, int], ...]
     redis: Part
     workers: tuple[Part, ...]
     sidecars: tuple[Part, ...]
     routers: tuple[Part, ...]
     _report: Report = field(default=print, repr=False)
+    _logs: Path = field(repr=False)
+    _watchers: asyncio.TaskGroup | None = field(default=None, repr=False)
+    _joined: list[Part] = field(default_factory=list, repr=False)
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """All processes."""
-        return (self.redis, *self.workers, *self.sidecars, *self.routers)
+        return (self.redis, *self.workers, *self.sidecars, *self.routers, *self._joined)
 
     @classmethod
     @asynccontextmanager
@@ -71,30 +86,47 @@ class LocalFleet:
             RunDirError: logs cannot be written.
             NoFreePortError: there is none for a part.
         """
-        fleet = cls._laid_out(config, report)
+        async with cls.laid_out(config, report, PortPicker(host=config.host)).up() as fleet:
+            yield fleet
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[Self]:
+        """Start what was laid out, and stop it at the end; see `running`."""
         try:
             async with asyncio.TaskGroup() as watchers:
                 try:
-                    await fleet.start(watchers)
-                    yield fleet
+                    await self.start(watchers)
+                    yield self
                 finally:
-                    await fleet.stop()
+                    await self.stop()
         except BaseExceptionGroup as group:
             raise _first(group) from None
 
     @classmethod
-    def _laid_out(cls, config: FleetConfig, report: Report) -> Self:
-        logs = _empty_run_dir(config)
-        ports = PortPicker(host=config.host)
-        layout = lay_out(config, ports.pick)
+    def laid_out(
+        cls,
+        config: FleetConfig,
+        report: Report,
+        ports: PortPicker,
+        detours: Detours = NO_DETOURS,
+    ) -> Self:
+        """Lay out a fleet of which nothing runs yet.
 
-        def part(name: str, command: Sequence[str], environment: dict[str, str]) -> Part:
-            return Part(
-                name=name,
-                command=command,
-                log_path=logs / f"{name}.log",
-                environment=environment,
-            )
+        Args:
+            config: what is wanted.
+            report: receives progress, a line at a time.
+            ports: gives ports, and has given those of the detours.
+            detours: what lies between the parts.
+
+        Raises:
+            RunDirError: logs cannot be written.
+            NoFreePortError: there is none for a part.
+        """
+        logs = _empty_run_dir(config)
+        layout = lay_out(config, ports.pick, detours)
+
+        def part(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Part:
+            return _part(logs, name, command, environment)
 
         redis_command = embedded_redis.command(
             host=config.host, port=layout.redis_port, directory=config.run_dir
@@ -103,8 +135,9 @@ class LocalFleet:
         return cls(
             config=config,
             layout=layout,
+            detours=detours,
             moved_ports=tuple(ports.moved),
-            redis=part("redis", redis_command, {}),
+            redis=part("redis", redis_command, detours.redis_environment),
             workers=tuple(part(f"worker-{i}", w.engine_command, {}) for i, w in workers),
             sidecars=tuple(
                 part(f"sidecar-{i}", worker.sidecar_command, {})
@@ -115,12 +148,14 @@ class LocalFleet:
                 for i, router in enumerate(layout.routers, start=1)
             ),
             _report=report,
+            _logs=logs,
         )
 
     # -- start ------------------------------------------------------------------------------------
 
     async def start(self, watchers: asyncio.TaskGroup) -> None:
         """Start every part, with a watcher each, and return when all are ready."""
+        self._watchers = watchers
         for wanted, given in self.moved_ports:
             self._report(f"port {wanted} is taken, using {given}")
 
@@ -167,11 +202,39 @@ class LocalFleet:
                 return
             await asyncio.sleep(POLL_S)
 
+    # -- change -----------------------------------------------------------------------------------
+
+    async def restart(self, part: Part) -> None:
+        """Start a part again that was stopped or killed; returns when it runs, not when ready."""
+        assert self._watchers is not None
+        await part.restart()
+        self._watchers.create_task(part.watch(), name=part.name)
+
+    async def join_worker(self, name: str, layout: WorkerLayout) -> tuple[Part, Part]:
+        """Start one more engine and its sidecar; returns when they run, not when ready."""
+        engine = await self._join(name, layout.engine_command, {})
+        return engine, await self._join(f"{name}-sidecar", layout.sidecar_command, {})
+
+    async def join_router(self, name: str, layout: RouterLayout) -> Part:
+        """Start one more router; returns when it runs, not when it is ready."""
+        return await self._join(name, layout.command, ROUTER_CACHE_ENVIRONMENT)
+
+    async def _join(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Part:
+        assert self._watchers is not None
+        part = _part(self._logs, name, command, environment)
+        self._joined.append(part)
+        await part.start()
+        self._watchers.create_task(part.watch(), name=name)
+        return part
+
     # -- end --------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Routers finish their requests, then sidecars give their slots back, then the rest."""
         try:
+            await _stop_all(self._joined, STOP_GRACE_S)
             await _stop_all(self.routers, self.config.drain_s + STOP_GRACE_S)
             await _stop_all(self.sidecars, STOP_GRACE_S)
             await _stop_all(self.workers, STOP_GRACE_S)
@@ -179,6 +242,10 @@ class LocalFleet:
         finally:
             for part in self.parts:
                 part.kill()
+
+
+def _part(logs: Path, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Part:
+    return Part(name=name, command=command, log_path=logs / f"{name}.log", environment=environment)
 
 
 def _empty_run_dir(config: FleetConfig) -> Path:

@@ -1,4 +1,4 @@
-"""One process of the fleet: started on a leash, logged to a file, watched, stopped."""
+"""One process of the fleet: started on a leash, logged to a file, watched, stopped, restarted."""
 
 import asyncio
 import contextlib
@@ -34,6 +34,7 @@ class Part:
     environment: Mapping[str, str] = field(default_factory=dict)
     _process: asyncio.subprocess.Process | None = None
     _stopping: bool = False
+    _stopped: asyncio.subprocess.Process | None = None
 
     @property
     def pid(self) -> int:
@@ -54,7 +55,7 @@ class Part:
         if self._stopping:
             return
         leash = [sys.executable, "-I", str(LEASH), str(os.getpid())]
-        with self.log_path.open("wb") as log:
+        with self.log_path.open("ab" if self._process else "wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *leash,
                 *self.command,
@@ -71,9 +72,10 @@ class Part:
         Raises:
             PartCrashError: it ended by itself.
         """
-        assert self._process is not None, self.name
-        exit_code = await self._process.wait()
-        if not self._stopping:
+        process = self._process
+        assert process is not None, self.name
+        exit_code = await process.wait()
+        if process is not self._stopped:
             ended = f"exit code {exit_code}"
             if exit_code < 0:
                 ended = f"signal {signal.Signals(-exit_code).name}"
@@ -81,7 +83,7 @@ class Part:
 
     async def stop(self, grace_s: float) -> None:
         """Ask the part to end and insist after the grace."""
-        self._stopping = True
+        self._intend_end()
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -93,14 +95,42 @@ class Part:
 
     def kill(self) -> None:
         """End the part at once."""
-        self._stopping = True
+        self._intend_end()
         self._signal(signal.SIGKILL)
+
+    async def killed(self) -> None:
+        """End the part at once, and return when it has ended."""
+        self.kill()
+        async with asyncio.timeout(KILL_WAIT_S):
+            await self._ended()
+
+    async def restart(self) -> None:
+        """Start a part again that was stopped or killed, with the same command and log.
+
+        Whoever watches parts has to watch the new process: `watch` returned with the old one.
+        """
+        async with asyncio.timeout(KILL_WAIT_S):
+            await self._ended()
+        self._stopping = False
+        await self.start()
+
+    def pause(self) -> None:
+        """Let the process stand still, its connections open, until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self._signal(signal.SIGCONT)
 
     def tail(self) -> str:
         """Return the last lines of its log, indented, under the log's path."""
         raw = self.log_path.read_bytes()[-TAIL_BYTES:] if self.log_path.exists() else b""
         lines = raw.decode(errors="replace").splitlines()[-TAIL_LINES:]
         return "\n".join([f"  {self.log_path}:", *(f"  | {line}" for line in lines)])
+
+    def _intend_end(self) -> None:
+        self._stopping = True
+        self._stopped = self._process
 
     async def _ended(self) -> None:
         if self._process is not None:

@@ -1,0 +1,1 @@
+"""`python -m deploy.chaos`: every fault, under load, and what it cost."""

@@ -1,0 +1,33 @@
+"""What every fault is."""
+
+from typing import ClassVar
+
+from deploy.chaos.chaos_fleet import ChaosFleet
+
+
+class FaultCase:
+    """Something done to a fleet under load.
+
+    Attributes:
+        name: as the summary calls it.
+        hold_s: how long it lasts; None: as long as the run says.
+        left_share: share of the clients that leave, before the first byte and mid-stream each;
+            None: the load's usual one.
+        from_injection: recovery counts from `inject`, not from `end`: what was killed is missing
+            from then on.
+    """
+
+    name: ClassVar[str]
+    hold_s: ClassVar[float | None] = None
+    left_share: ClassVar[tuple[float, float] | None] = None
+    from_injection: ClassVar[bool] = False
+
+    def skip_reason(self) -> str | None:
+        """Why it cannot be done here; None when it can."""
+        return None
+
+    async def inject(self, fleet: ChaosFleet) -> None:
+        """Begin."""
+
+    async def end(self, fleet: ChaosFleet) -> None:
+        """Take it back; also called when the run is cut short."""
