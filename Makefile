@@ -22,7 +22,7 @@ FIND_LINKS = UV_FIND_LINKS="$$($(BIN)/python -m pip config list \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo up test test-peers test-vllm check fuzz bench bench-siblings compose-check lock clean
+.PHONY: help setup demo up test test-peers test-vllm check fuzz bench bench-siblings bench-routers consistency chaos compose-check lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,10 +61,20 @@ bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/cluster_bench.py $(BENCH_ARGS)
 	$(BIN)/python tests/benchmarks/peer_bench.py $(BENCH_ARGS)
 	$(BIN)/python tests/benchmarks/reserve_bench.py $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/fleet_bench.py $(BENCH_ARGS)
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
 
 bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build/bench/siblings.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/sibling_bench.py $(BENCH_ARGS)
+
+consistency: $(RUNTIME)  ## 1 to 8 routers in virtual time; writes build/consistency/summary.json (CONSISTENCY_ARGS=--quick)
+	$(BIN)/python -m loadgen consistency $(CONSISTENCY_ARGS)
+
+bench-routers: $(DEV)  ## 1, 2, 4 and 8 routers side by side, 19 minutes; writes build/bench/routers.json (BENCH_ARGS=--quick)
+	$(BIN)/python tests/benchmarks/router_bench.py $(BENCH_ARGS)
+
+chaos: $(DEV)  ## every fault under load, 10 minutes; writes build/chaos/summary.json (CHAOS_ARGS=--quick)
+	@$(BIN)/python -m deploy.chaos $(CHAOS_ARGS)
 
 compose-check: $(RUNTIME)  ## prove deploy/compose.yaml with a Docker engine (skipped without one)
 	@$(BIN)/python -m deploy.compose_check

@@ -1,4 +1,4 @@
-"""Command line of the load generator: `python -m loadgen replay | generate | report`."""
+"""Command line: `python -m loadgen replay | generate | report | consistency`."""
 
 import resource
 import signal
@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from loadgen import arrivals
 from loadgen.client import Target, first_model
-from loadgen.config import GenerateConfig, ReplayConfig, ReportConfig, parse
+from loadgen.config import ConsistencyConfig, GenerateConfig, ReplayConfig, ReportConfig, parse
 from loadgen.errors import LoadgenError, OutputError, TraceError
 from loadgen.generate import ChatWorkload, generate
 from loadgen.metrics import Slo
@@ -26,6 +26,7 @@ from loadgen.slicing import SliceSpec, summarise, summary_lines, take_slice
 from loadgen.trace import TraceRow, check_kind, read_trace, write_trace
 
 EXIT_NOTHING_SUCCEEDED = 1
+EXIT_VERDICT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _FILES_PER_REQUEST = 2  # a connection, and slack for those being closed
@@ -43,6 +44,8 @@ def main(arguments: list[str]) -> int:
                 return _generate(config, console)
             case ReportConfig():
                 return _report(config, console)
+            case ConsistencyConfig():
+                return _consistency(config, console)
             case unknown:
                 assert_never(unknown)
     except (LoadgenError, OSError) as exc:
@@ -147,6 +150,23 @@ def _report(config: ReportConfig, console: Console) -> int:
     _check_report_files(config)
     _show(console, config.title, runs, config, notes)
     return 0
+
+
+def _consistency(config: ConsistencyConfig, console: Console) -> int:
+    from loadgen.simulation import study  # noqa: PLC0415  # loads the router, when asked for
+
+    check_output("output", config.output)
+    capacity = config.capacity
+    if config.find_capacity:
+        capacity = study.find_capacity(low=60, high=320, steps=5, requests_count=2000)
+        console.print(f"capacity: {capacity:.0f} requests/s")
+    plan = study.make_plan(
+        quick=config.quick,
+        requests_count=config.requests_count,
+        seeds_count=config.seeds_count,
+        capacity=capacity,
+    )
+    return 0 if study.run(plan, Path(config.output), console) else EXIT_VERDICT_FAILED
 
 
 def _check_report_files(config: ReplayConfig | ReportConfig) -> None:

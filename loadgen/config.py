@@ -1,4 +1,4 @@
-"""Options of the three commands; each field is one option of the command line."""
+"""Options of the commands; each field is one option of the command line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,9 @@ from loadgen.tokens import VOCABULARY_TOKENS_MAX
 VocabularySize = restricted_number_type(
     "VocabularySize", int, [(">=", 2), ("<=", VOCABULARY_TOKENS_MAX)]
 )
+
+_SWITCHES = ("--quick", "--find_capacity")
+"""Options that may stand without a value."""
 
 _DESCRIPTION = """
 Measure a fleet through any OpenAI-compatible URL: replay a trace or a generated workload open loop,
@@ -140,7 +143,30 @@ class ReportConfig:
     slo_tpot_s: PositiveFloat = 0.05
 
 
-Config = ReplayConfig | GenerateConfig | ReportConfig
+@dataclass(frozen=True, kw_only=True)
+class ConsistencyConfig:
+    """Compare 1, 2, 4 and 8 routers in virtual time; watch a cold instance join.
+
+    Exit status: 0, 1 when a verdict fails, 2 for a bad option.
+
+    Args:
+        output: JSON file of all figures and verdicts
+        quick: one seed, few requests, 1 and 8 routers, a bound of 25 % instead of 3 %
+        requests_count: requests of a cell after the warm-up
+        seeds_count: seeds of a cell
+        capacity: requests per second that count as load 100 %
+        find_capacity: find that by bisection first, minutes
+    """
+
+    output: str = "build/consistency/summary.json"
+    quick: bool = False
+    requests_count: PositiveInt | None = None
+    seeds_count: PositiveInt | None = None
+    capacity: PositiveFloat | None = None
+    find_capacity: bool = False
+
+
+Config = ReplayConfig | GenerateConfig | ReportConfig | ConsistencyConfig
 
 
 def parse(arguments: Sequence[str]) -> Config:
@@ -149,12 +175,17 @@ def parse(arguments: Sequence[str]) -> Config:
     Exits with status 2 and a message that names the option when something is wrong.
     """
     config: Config = auto_cli(
-        {"replay": ReplayConfig, "generate": GenerateConfig, "report": ReportConfig},
+        {
+            "replay": ReplayConfig,
+            "generate": GenerateConfig,
+            "report": ReportConfig,
+            "consistency": ConsistencyConfig,
+        },
         prog="python -m loadgen",
         description=_DESCRIPTION,
         default_env=True,
         env_prefix="TIMESTABLE_LOADGEN",
         as_positional=False,
-        args=list(arguments),
+        args=[f"{a}=true" if a in _SWITCHES else a for a in arguments],
     )
     return config

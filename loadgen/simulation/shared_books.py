@@ -1,0 +1,202 @@
+"""Counters and reservations of a fleet as the functions in Redis keep them. Pure.
+
+The twin of `ts1_reserve`, `ts1_read`, `ts1_prefilled`, `ts1_release` and of what a heartbeat does
+to counters, over the same arguments and answers, with the time passed in.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.contract.limits import BLOCK_HASH_BYTES, SIBLING_TTL_S
+from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
+from indexer.contract.reservations import CANDIDATE_STATE, SIBLING, InFlight
+
+SIBLINGS_PER_PREFIX_MAX = 64  # these two as in the function
+SIBLINGS_MANY = 8
+_MILESTONE = 4 + BLOCK_HASH_BYTES
+
+Key = tuple[int, int]
+"""Router and request sequence."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One reservation."""
+
+    slot: int
+    generation: int
+    tokens: int
+    prefill: bool = True
+
+
+class SharedBooks:
+    """One fleet's counters, ledgers and siblings.
+
+    Attributes:
+        slots: dtype COUNTERS_RECORD, as routers read it.
+        entries: reservations that have not been released.
+    """
+
+    def __init__(self, slots_count: int) -> None:
+        self.slots = np.zeros(slots_count, COUNTERS_RECORD)
+        self.entries: dict[Key, Entry] = {}
+        self._siblings: dict[bytes, dict[int, tuple[int, Key, float]]] = {}
+
+    def open(self, slot: int) -> None:
+        """A new instance takes the slot; its lease does not end."""
+        generation = int(self.slots["generation"][slot])
+        self.slots[slot] = np.zeros((), COUNTERS_RECORD)
+        self.slots["generation"][slot] = generation + 1
+        self.slots["flags"][slot] = int(SlotFlag.USED)
+        self.slots["lease_until_s"][slot] = np.inf
+
+    def report(self, slot: int, *, running_count: int, waiting_count: int, now_s: float) -> None:
+        """An engine's counters arrive; what routers have not reserved is foreign."""
+        record = self.slots[slot]
+        busy = running_count + waiting_count
+        record["running_count"], record["waiting_count"] = running_count, waiting_count
+        record["foreign_requests"] = max(0, busy - int(record["reserved_requests_peak"]))
+        record["reserved_requests_peak"] = record["reserved_requests"]
+        record["published_s"] = now_s
+
+    def read(
+        self, now_s: float, milestones: bytes = b""
+    ) -> tuple[FleetCounters, npt.NDArray[np.void]]:
+        """The counters of this moment, and who is about to compute prefixes of a chain."""
+        counters = FleetCounters(now_s=now_s, membership=1, epoch=1, slots=self.slots.copy())
+        found = self._found(milestones, now_s)
+        rows = [(slot, int(self.slots["generation"][slot]), d) for slot, d in found.items()]
+        return counters, np.array(rows, SIBLING)
+
+    def reserve(
+        self,
+        key: Key,
+        candidates: npt.NDArray[np.void],
+        in_flight: InFlight | None,
+        *,
+        now_s: float,
+    ) -> tuple[int | None, bytes]:
+        """Book the request on the candidate of the least product, by the counters of this moment.
+
+        Args:
+            key: of the request.
+            candidates: dtype CANDIDATE, equals in order of preference.
+            in_flight: for counting siblings; None: they are not.
+            now_s: this moment.
+
+        Returns:
+            Its place among the candidates, None when none is open; and the states of all, packed
+            as CANDIDATE_STATE.
+        """
+        assert key not in self.entries, key
+        found = self._found(in_flight.milestones.packed, now_s) if in_flight else {}
+        states = np.zeros(len(candidates), CANDIDATE_STATE)
+        best: tuple[int, int, int] | None = None
+        place = None
+        for i, (slot, generation, new) in enumerate(candidates.tolist()):
+            record = self.slots[slot]
+            queued = int(record["reserved_prefill_tokens"])
+            batch = int(record["reserved_requests"]) + int(record["foreign_requests"])
+            is_open = self._open(slot, generation, now_s)
+            after = new
+            if is_open and in_flight is not None and slot in found:
+                after = _new_after(found[slot], new, in_flight, i)
+            states[i] = (queued, batch, after)
+            weight = ((queued + after) * (batch + 1), after, batch)
+            if is_open and (best is None or weight < best):
+                best, place = weight, i
+        if best is None or place is None:
+            return None, states.tobytes()
+        slot, generation, _ = candidates[place].tolist()
+        self._book(key, slot, generation, best[1], in_flight=in_flight, now_s=now_s)
+        return place, states.tobytes()
+
+    def prefilled(self, key: Key) -> None:
+        """The request's prefill has ended."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.prefill:
+            self.slots["reserved_prefill_tokens"][entry.slot] -= entry.tokens
+            entry.prefill = False
+
+    def release(self, key: Key) -> None:
+        """The request has ended."""
+        self.prefilled(key)
+        entry = self.entries.pop(key)
+        self.slots["reserved_requests"][entry.slot] -= 1
+
+    def _book(
+        self,
+        key: Key,
+        slot: int,
+        generation: int,
+        tokens: int,
+        *,
+        in_flight: InFlight | None,
+        now_s: float,
+    ) -> None:
+        self.entries[key] = Entry(slot, generation, tokens)
+        record = self.slots[slot]
+        record["reserved_requests"] += 1
+        record["reserved_prefill_tokens"] += tokens
+        record["reserved_requests_peak"] = max(
+            record["reserved_requests_peak"], record["reserved_requests"]
+        )
+        if in_flight is None or tokens < in_flight.milestones.new_tokens_min:
+            return
+        hit = in_flight.milestones.prompt_tokens - tokens
+        for depth, name in _milestones(in_flight.milestones.packed):
+            if depth > hit:
+                named = self._siblings.setdefault(name, {})
+                if len(named) < SIBLINGS_PER_PREFIX_MAX or slot in named:
+                    named[slot] = (generation, key, now_s + SIBLING_TTL_S)
+
+    def _open(self, slot: int, generation: int, now_s: float) -> bool:
+        record = self.slots[slot]
+        return bool(
+            record["generation"] == generation
+            and record["flags"] == SlotFlag.USED
+            and record["lease_until_s"] >= now_s
+        )
+
+    def _found(self, packed: bytes, now_s: float) -> dict[int, int]:
+        """The deepest milestone, in tokens, at which each slot has a living sibling."""
+        found: dict[int, int] = {}
+        for depth, name in reversed(_milestones(packed)):
+            named = self._siblings.get(name)
+            if named is None or (len(found) > SIBLINGS_MANY and len(named) == len(found)):
+                continue
+            for slot, (generation, key, until_s) in list(named.items()):
+                if slot in found:
+                    continue
+                if until_s >= now_s and self._in_prefill(key, slot, generation):
+                    found[slot] = depth
+                else:
+                    del named[slot]
+            if not named:
+                del self._siblings[name]
+        return found
+
+    def _in_prefill(self, key: Key, slot: int, generation: int) -> bool:
+        entry = self.entries.get(key)
+        return (
+            entry is not None
+            and entry.prefill
+            and (entry.slot, entry.generation) == (slot, generation)
+            and int(self.slots["generation"][slot]) == generation
+        )
+
+
+def _milestones(packed: bytes) -> list[tuple[int, bytes]]:
+    return [
+        (int.from_bytes(packed[i : i + 4], "little"), packed[i + 4 : i + _MILESTONE])
+        for i in range(0, len(packed), _MILESTONE)
+    ]
+
+
+def _new_after(depth_tokens: int, new: int, in_flight: InFlight, place: int) -> int:
+    prompt_tokens = in_flight.milestones.prompt_tokens
+    block = int(in_flight.block_size_tokens[place])
+    reusable = min(depth_tokens, prompt_tokens - 1)
+    return min(new, prompt_tokens - (reusable - reusable % block))
