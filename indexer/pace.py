@@ -9,7 +9,7 @@ class Pace:
 
     What routers have reserved is in the counters without any heartbeat. It renews the lease, shows
     the load that came another way, and takes messages, all of which bear a little delay; a change
-    of the slot's state and prefills that are awaited do not.
+    of the slot's state does not, and while prefills are awaited every scrape sends one.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Pace:
             reply: the answer.
         """
         self._sent_s, self._state = sent_s, state
-        interval_s = min(reply.fleet_slots / HEARTBEATS_PER_S_MAX, INSTANCE_LEASE_RENEW_S)
+        interval_s = min(reply.fleet_instances_count / HEARTBEATS_PER_S_MAX, INSTANCE_LEASE_RENEW_S)
         self._interval_s = 0.0 if reply.awaited else interval_s
 
     def lost(self) -> None:

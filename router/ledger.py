@@ -231,7 +231,7 @@ class Ledger:
                 self._wake.clear()
                 begun_s = time.monotonic()
                 try:
-                    await self._tend()
+                    asked = await self._tend()
                 except REDIS_WEATHER as error:
                     telemetry.LEDGER_ERRORS.inc()
                     self._guard.failed(Call.WRITE, begun_s, error)
@@ -243,23 +243,30 @@ class Ledger:
                 if self._failing:
                     log.info("ledger_recovered")
                     self._failing = False
-                self._guard.succeeded(Call.WRITE)
+                if asked:
+                    self._guard.succeeded(Call.WRITE)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ROUTER_LEASE_RENEW_S):
                         await self._wake.wait()
         finally:
             await self._leave()
 
-    async def _tend(self) -> None:
+    async def _tend(self) -> bool:
+        """Tell, renew and sync what is due; whether Redis was asked anything."""
+        asked = False
         while self._notes:
             await self._send_notes()
+            asked = True
         now_s = time.monotonic()
         for book in list(self._books.values()):
             if not book.registered or now_s - book.renewed_s >= ROUTER_LEASE_RENEW_S:
                 async with asyncio.timeout(self._deadline_s):
                     await self._renew(book)
+                asked = True
             if book.needs_sync or now_s - book.synced_s >= SYNC_EVERY_S:
                 await self._sync(book)
+                asked = True
+        return asked
 
     async def _send_notes(self) -> None:
         batch = self._notes.take(NOTES_PER_SEND_MAX)

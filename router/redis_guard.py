@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 from indexer.contract.functions import REDIS_WEATHER
 from router import telemetry
 from router.breaker import PROBE_EVERY_S, Breaker
-from router.errors import IndexUnavailable
+from router.errors import IndexUnavailable, RouterError
 
 log = structlog.get_logger()
 
@@ -86,6 +86,9 @@ class RedisGuard:
                 yield
         except REDIS_WEATHER as error:
             self.failed(call, begun_s, error)
+            raise
+        except RouterError:  # Redis has answered, though nothing of use
+            self.succeeded(call)
             raise
         self.succeeded(call)
 

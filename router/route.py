@@ -254,7 +254,7 @@ class Router:
                     question.served, question.hashes, question.milestones, record
                 )
                 snapshot = eligible_snapshot(sighting, question.view.prompt_tokens)
-                snapshot = without(snapshot, failed)
+                snapshot = self._suspects.spared(without(snapshot, failed))
             except IndexUnavailable:  # Redis learns of it later
                 _degrade(record, DegradedCause.LEDGER_UNAVAILABLE)
                 break

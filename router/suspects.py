@@ -10,7 +10,7 @@ from router.errors import NoEligibleInstance
 from router.snapshot import FleetSnapshot
 
 SUSPECT_S: Final = 5.0
-"""Then it is tried again: by one request, whose failure renews the mark."""
+"""Then it is tried again; the first failure renews the mark."""
 
 SUSPECTS_MAX: Final = 4096
 
@@ -30,10 +30,10 @@ class Suspects:
         self._until_s: dict[InstanceId, float] = {}
 
     def note(self, instance_id: InstanceId) -> None:
-        """It did not answer, or broke off."""
+        """It took no connection, or broke off; one that ran out of time is not noted."""
         now_s = self._clock()
         self._until_s = {one: until for one, until in self._until_s.items() if until > now_s}
-        if len(self._until_s) < SUSPECTS_MAX:
+        if instance_id in self._until_s or len(self._until_s) < SUSPECTS_MAX:
             self._until_s[instance_id] = now_s + SUSPECT_S
 
     def spared(self, snapshot: FleetSnapshot) -> FleetSnapshot:

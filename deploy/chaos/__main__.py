@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import structlog
@@ -20,6 +21,9 @@ from deploy.chaos.faults.base import FaultCase
 from deploy.chaos.summary import FaultResult
 from deploy.local import signals
 from deploy.local.errors import FleetError
+
+LOG_COLUMNS: Final = 120
+"""Width of the table where no terminal has one."""
 
 
 def plan(config: ChaosConfig) -> Iterator[FaultCase]:
@@ -101,7 +105,7 @@ def main(args: Sequence[str] | None = None) -> int:
     # Broken connections are what this is about: proxies and links need not tell each.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     try:
         return signals.run(lambda: chaos(config, console))
     except (ChaosError, FleetError) as failure:

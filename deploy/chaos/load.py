@@ -28,7 +28,7 @@ WORDS = ("router", "index", "block", "prefix", "token", "cache", "lease", "slot"
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """Sends requests at a steady rate while `run` runs, and finishes them in `finish`.
+    """Sends requests at a steady rate until `run` is cancelled, which then waits for their ends.
 
     Attributes:
         fleet: whose routers are asked; a client asks only those that say they are ready, and

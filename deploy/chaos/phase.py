@@ -2,6 +2,8 @@
 
 import asyncio
 
+import aiohttp
+
 from deploy.chaos.books import Books
 from deploy.chaos.chaos_fleet import ChaosFleet
 from deploy.chaos.config import hold_s, load_calm_s
@@ -73,7 +75,7 @@ async def _fault(fleet: ChaosFleet, case: FaultCase, trouble: list[str]) -> floa
                 began_s = fleet.now_s()
             await case.end(fleet)
         await fleet.wait_whole(config.recovery_deadline_s)
-    except NotRecoveredError as error:
+    except (NotRecoveredError, aiohttp.ClientError, TimeoutError) as error:
         trouble.append(str(error))
         return None
     recovery_s = round(fleet.now_s() - began_s, 2)

@@ -186,7 +186,9 @@ def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | None:
     """Decode what `heartbeat` returned; None when the slot is lost."""
     if not reply:
         return None
-    requests, tokens, budget_blocks, seconds, microseconds, notices, awaited, ended, slots = reply
+    requests, tokens, budget_blocks, seconds, microseconds, notices, awaited, ended, instances = (
+        reply
+    )
     return HeartbeatReply(
         reserved_requests=int(requests),
         reserved_prefill_tokens=int(tokens),
@@ -195,7 +197,7 @@ def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | None:
         notices=tuple(notices),
         awaited=tuple(block_hash.split(awaited)),
         prefills_ended_count=int(ended),
-        fleet_slots=int(slots),
+        fleet_instances_count=int(instances),
     )
 
 

@@ -68,9 +68,9 @@ end
 -- awaited blocks that the engine has stored, then running, waiting, KV$ usage in millionths (absent
 -- when the engine's metrics are not known).
 -- Returns {reserved requests, reserved prefill tokens, budget in blocks or -1, seconds,
--- microseconds, {notices}, hashes still awaited, prefills ended, slots of the fleet}, or {} when the
--- slot is no longer this instance's: it must join again and publish its whole table. O(notices + awaited), at most
--- NOTICES_PER_SLOT_MAX and AWAITED_PER_HEARTBEAT_MAX.
+-- microseconds, {notices}, hashes still awaited, prefills ended, instances of the fleet}, or {}
+-- when the slot is no longer this instance's: it must join again and publish its whole table.
+-- O(notices + awaited), at most NOTICES_PER_SLOT_MAX and AWAITED_PER_HEARTBEAT_MAX.
 local function heartbeat(keys, args)
   local slot, generation = tonumber(args[1]), tonumber(args[2])
   if redis.call('HGET', keys[1], 'epoch') ~= args[3] then return {} end
@@ -101,8 +101,9 @@ local function heartbeat(keys, args)
   local of, blocks = string.match(told, '^(%d+) (%d+)$')
   local budget = tonumber(of) == generation and tonumber(blocks) or -1
   local t = redis.call('TIME')
-  local slots = math.floor((redis.call('STRLEN', keys[2]) - HEADER) / RECORD)
-  return {record[REQUESTS], record[TOKENS], budget, t[1], t[2], notices, awaited, ended, slots}
+  local fleet_instances = redis.call('HLEN', keys[3])
+  return {record[REQUESTS], record[TOKENS], budget, t[1], t[2], notices, awaited, ended,
+    fleet_instances}
 end
 
 redis.register_function{function_name='ts1_await', callback=await, flags={'allow-oom'}}

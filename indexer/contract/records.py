@@ -89,7 +89,7 @@ class HeartbeatReply:
         notices: packed `Notice`s that routers have left for it, oldest first.
         awaited: blocks whose being stored ends the prefill of a request on its slot.
         prefills_ended_count: by the blocks that this heartbeat has told to be stored.
-        fleet_slots: of the whole fleet, in use or not.
+        fleet_instances_count: of the whole fleet.
     """
 
     reserved_requests: int
@@ -99,7 +99,7 @@ class HeartbeatReply:
     notices: tuple[bytes, ...]
     awaited: tuple[BlockHash, ...] = ()
     prefills_ended_count: int = 0
-    fleet_slots: int = 1
+    fleet_instances_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

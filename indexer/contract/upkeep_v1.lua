@@ -133,7 +133,7 @@ local function audit(keys, args)
   return {differences, reservations, routers, dead, clamped}
 end
 
--- Forgets what no reservation in prefill on this slot awaits; returns how much.
+-- Forgets what no registered router's ledger awaits under that name; returns how much.
 local function forget_awaited(key, keys, ledgers)
   local awaiting, forgotten = redis.call('HGETALL', key), 0
   for i = 1, #awaiting, 2 do

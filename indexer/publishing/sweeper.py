@@ -42,7 +42,7 @@ SWEEPER_LEASE_TTL_S: Final = 10.0
 ROUND_S: Final = 1.0
 REAPS_PER_ROUND_MAX: Final = 16
 BALANCE_EVERY_S: Final = 10.0
-"""The longest that a difference between counters and ledgers stays, whoever made it."""
+"""Between two audits; a difference stays so long, and the sweeper's lease if that has died."""
 
 CALLS_PER_ROUND_TRIP: Final = 16
 """Sweep or keep calls between two renewals of the lease; other commands run between them."""

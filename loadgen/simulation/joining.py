@@ -1,8 +1,9 @@
 """The first minute of a cold instance in a warm fleet. Pure.
 
 It is no magnet when its queue stays at or below the longest of the others (plus a slack for small
-numbers) and its TTFT within a factor of theirs; no leper when it has half a fair share of the
-requests soon enough.
+numbers), and its TTFT within a factor of theirs once it has settled: before, it computes what all
+others hold, so its TTFT tells how cold it is, and its queue whether it is flooded. No leper when it
+has half a fair share of the requests soon enough.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from loadgen.simulation.records import FleetRun, RequestRecord
 WINDOW_S = 5.0
 QUEUE_SLACK_REQUESTS = 4
 TTFT_FACTOR_MAX = 2.0
+SETTLED_AFTER_S = 10.0
 HALF_SHARE_WITHIN_S = 15.0
 
 
@@ -58,16 +60,14 @@ def judge(run: FleetRun, *, join_s: float, end_s: float) -> Joining:
     half = 0.5 / run.instances_count
     reached = [w.from_s + WINDOW_S for w in windows if w.request_share >= half]
     after_s = min(reached, default=float("inf"))
-    new = [r for r in run.records if r.slot == run.instances_count - 1]
-    others = [
-        r
-        for r in run.records
-        if r.slot != run.instances_count - 1 and join_s <= r.arrived_s < end_s
-    ]
     return Joining(
         windows=windows,
         is_magnet=any(w.new_queue_max > w.others_queue_max + QUEUE_SLACK_REQUESTS for w in windows)
-        or _ttft(new) > TTFT_FACTOR_MAX * _ttft(others),
+        or any(
+            w.new_ttft_mean_s > TTFT_FACTOR_MAX * w.others_ttft_mean_s
+            for w in windows
+            if w.from_s >= SETTLED_AFTER_S
+        ),
         is_leper=after_s > HALF_SHARE_WITHIN_S,
         half_share_after_s=after_s,
     )

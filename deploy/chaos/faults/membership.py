@@ -16,18 +16,21 @@ class InstanceJoins(FaultCase):
     """A new instance joins, is used, and leaves: drained first, as its operator would."""
 
     name = "instance-joins-and-leaves"
+    _parts: tuple[Part, Part] | None = None
 
     async def inject(self, fleet: ChaosFleet) -> None:
         """Return when every router may choose it."""
         number = next(_NUMBERS)
         layout = worker_layout(fleet.local.config, fleet.relay_url, number, fleet.ports.pick)
         self._layout = layout
-        self._parts: tuple[Part, Part] = await fleet.local.join_worker(f"joined-{number}", layout)
+        self._parts = await fleet.local.join_worker(f"joined-{number}", layout)
         fleet.engine_urls.add(layout.engine_url)
         await fleet.wait_whole(JOIN_DEADLINE_S)
 
     async def end(self, fleet: ChaosFleet) -> None:
         """Drain it, wait until it is empty, and stop it."""
+        if self._parts is None:
+            return
         fleet.engine_urls.discard(self._layout.engine_url)
         async with fleet.session.post(f"{self._layout.sidecar_url}/drain") as response:
             response.raise_for_status()
@@ -46,6 +49,7 @@ class RouterJoins(FaultCase):
     """A new router joins, is used, and leaves."""
 
     name = "router-joins-and-leaves"
+    _door: Door | None = None
 
     async def inject(self, fleet: ChaosFleet) -> None:
         """Return when it serves."""
@@ -64,6 +68,8 @@ class RouterJoins(FaultCase):
 
     async def end(self, fleet: ChaosFleet) -> None:
         """Let it finish and leave."""
+        if self._door is None:
+            return
         await self._door.part.stop(fleet.local.config.drain_s + STOP_GRACE_S)
         fleet.doors.remove(self._door)
 

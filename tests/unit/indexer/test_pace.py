@@ -21,7 +21,7 @@ def beaten(slots: int, *awaited: bytes) -> Pace:
         now_s=0.0,
         notices=(),
         awaited=tuple(BlockHash(block) for block in awaited),
-        fleet_slots=slots,
+        fleet_instances_count=slots,
     )
     pace.heard(100.0, AWAKE, reply)
     return pace
