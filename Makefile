@@ -70,7 +70,7 @@ bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build
 consistency: $(RUNTIME)  ## 1 to 8 routers in virtual time; writes build/consistency/summary.json (CONSISTENCY_ARGS=--quick)
 	$(BIN)/python -m loadgen consistency $(CONSISTENCY_ARGS)
 
-bench-routers: $(DEV)  ## 1, 2, 4 and 8 routers side by side, 19 minutes; writes build/bench/routers.json (BENCH_ARGS=--quick)
+bench-routers: $(DEV)  ## 1, 2, 4 and 8 routers side by side, half an hour (quick: four minutes); writes build/bench/routers.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/router_bench.py $(BENCH_ARGS)
 
 chaos: $(DEV)  ## every fault under load, 10 minutes; writes build/chaos/summary.json (CHAOS_ARGS=--quick)

@@ -11,7 +11,7 @@ difference between its two runs is what the machine itself adds.
 
 Engines run at `--speedup` engine seconds a second, so that a small machine keeps up; sidecars look
 at their engines as much less often, so that counters are as old in engine time as at speed 1. All
-times are engine times. Prompts are token ids. A full run takes 19 minutes on two cores.
+times are engine times. Prompts are token ids. A full run takes half an hour on two cores.
 """
 
 import argparse
