@@ -57,6 +57,7 @@ class FaultResult:
             self.lost == 0
             and self.recovery_s is not None
             and self.counters_zero
+            and self.audit_samples > 0  # books nobody could look at prove nothing
             and self.audit_differences_max == 0
             and not self.trouble
         )

@@ -21,7 +21,7 @@ BROKEN = RequestRecord(
 )
 REFUSED = replace(BROKEN, outcome=Outcome.ANSWERED_ERROR, status=429)
 KILL = Excuse(cause="killed", since_s=11.9, until_s=11.9, router="router-1", broken=True)
-GOOD = FaultResult(name="one", requests=10, recovery_s=1.0, counters_zero=True)
+GOOD = FaultResult(name="one", requests=10, recovery_s=1.0, counters_zero=True, audit_samples=5)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,7 @@ def test_a_tally_counts_losses_apart_from_clients_that_left() -> None:
         {"recovery_s": None},
         {"counters_zero": False},
         {"audit_differences_max": 1},
+        {"audit_samples": 0},
         {"trouble": ("left over",)},
     ],
     ids=lambda bad: next(iter(bad)),
