@@ -17,18 +17,18 @@ from structlog.tracebacks import ExceptionDictTransformer
 from indexer.contract.link import connected
 from router.admission import Admission
 from router.config import RouterConfig, loggable, parse_config
-from router.http_api import HttpApi
-from router.http_exchange import BodyLimits
-from router.index_client import IndexClient
+from router.http.api import HttpApi
+from router.http.client_exchange import BodyLimits
+from router.index.index_client import IndexClient
+from router.index.notice_queue import NoticeQueue
+from router.index.redis_guard import RedisGuard
+from router.instances.upstream import Upstream
 from router.ledger import Ledger
-from router.notice_queue import NoticeQueue
 from router.policies import POLICIES
 from router.predictions import Predictions
-from router.redis_guard import RedisGuard
 from router.route import Router
-from router.tokenize import ModelTokenizers
+from router.tokens.tokenize import ModelTokenizers
 from router.unshared_ledger import UnsharedLedger
-from router.upstream import Upstream
 
 log = structlog.get_logger()
 

@@ -3,10 +3,10 @@
 from typing import Protocol
 
 from router.admission import Ticket
-from router.api_call import ApiCall
 from router.errors import RouterError
+from router.instances.upstream import Answer
+from router.requests.api_call import ApiCall
 from router.snapshot import Decision
-from router.upstream import Answer
 
 
 class Exchange(Protocol):

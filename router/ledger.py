@@ -28,10 +28,10 @@ from router.candidates import candidates, in_flight, with_counters
 from router.decide import decide, lottery, rank
 from router.eligibility import take
 from router.errors import IndexUnavailable, NoEligibleInstance
+from router.index.redis_guard import Call, RedisGuard
 from router.notes import Note, NoteKind, NoteQueue
 from router.policies.base import Policy
 from router.policies.lmetric import LMetric
-from router.redis_guard import Call, RedisGuard
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 
 log = structlog.get_logger()

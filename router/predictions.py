@@ -18,8 +18,8 @@ from typing import Any, Final
 from indexer.contract.limits import BLOCK_HASH_BYTES
 from indexer.contract.records import Notice
 from router import telemetry
-from router.api_call import ApiCall
-from router.notice_queue import NoticeQueue
+from router.index.notice_queue import NoticeQueue
+from router.requests.api_call import ApiCall
 from router.snapshot import Decision
 from router.telemetry import RequestRecord, instance_label
 

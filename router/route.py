@@ -16,7 +16,6 @@ from indexer.contract.milestones import Milestones
 from router import headers as names
 from router import telemetry
 from router.admission import Admission
-from router.api_call import ApiCall
 from router.awaiting import last_full_block
 from router.decide import decide
 from router.eligibility import Sighting, eligible_snapshot, without
@@ -32,17 +31,18 @@ from router.errors import (
     UpstreamFailed,
 )
 from router.exchange import Exchange
-from router.index_client import INDEX_SILENCE_MAX_S, IndexClient
-from router.known_fleets import ServedModel
+from router.index.index_client import INDEX_SILENCE_MAX_S, IndexClient
+from router.index.known_fleets import ServedModel
+from router.instances.suspects import Suspects
+from router.instances.upstream import Upstream
 from router.ledger import Ledger
 from router.policies.base import Policy
 from router.predictions import Predictions
-from router.prompt_limits import refuse_huge, refuse_too_long
+from router.requests.api_call import ApiCall
+from router.requests.prompt_limits import refuse_huge, refuse_too_long
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
-from router.suspects import Suspects
 from router.telemetry import RequestRecord
-from router.tokenize import EncodedPrompt, Tokenizer, estimate
-from router.upstream import Upstream
+from router.tokens.tokenize import EncodedPrompt, Tokenizer, estimate
 
 RETRIED_STATUSES: Final = frozenset({502, 503, 504})
 """An instance that says this has not begun: another one may be able to."""

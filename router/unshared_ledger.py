@@ -13,9 +13,9 @@ from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
 from router.book import Book
 from router.decide import decide
+from router.index.redis_guard import RedisGuard
 from router.ledger import Ledger
 from router.policies.base import Policy
-from router.redis_guard import RedisGuard
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
 
 log = structlog.get_logger()

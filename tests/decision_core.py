@@ -12,7 +12,7 @@ from indexer.contract.link import Link, connected
 from indexer.contract.milestones import Milestones
 from router.eligibility import eligible_snapshot
 from router.errors import IndexUnavailable
-from router.index_client import IndexClient
+from router.index.index_client import IndexClient
 from router.ledger import Ledger
 from router.policies import POLICIES
 from router.snapshot import Booking, Decision

@@ -13,7 +13,6 @@ from indexer.contract import block_hash
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, InstanceRecord, SlotFlag
 from router.admission import Admission, Ticket
-from router.api_call import ApiCall, Endpoint, TokenPrompt
 from router.decide import decide
 from router.eligibility import Roster, Sighting
 from router.errors import (
@@ -23,13 +22,14 @@ from router.errors import (
     TokensUnknown,
     UpstreamFailed,
 )
-from router.known_fleets import ServedModel
+from router.index.known_fleets import ServedModel
+from router.instances.upstream import Answer
 from router.policies import POLICIES
+from router.requests.api_call import ApiCall, Endpoint, TokenPrompt
 from router.route import Router
 from router.snapshot import Booking, Decision
 from router.telemetry import RequestRecord
-from router.tokenize import EncodedPrompt
-from router.upstream import Answer
+from router.tokens.tokenize import EncodedPrompt
 
 IDS = list(range(100))
 

@@ -48,7 +48,7 @@ from indexer.contract.link.server_link import ServerLink
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetRecord, InstanceRecord
 from router.eligibility import eligible_snapshot
-from router.index_client import IndexClient
+from router.index.index_client import IndexClient
 from router.ledger import Ledger
 from router.policies import policy_by_name
 from router.snapshot import RequestView

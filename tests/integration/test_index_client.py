@@ -12,7 +12,7 @@ from indexer.contract import fleet_functions, functions
 from indexer.contract.link import connected
 from router.eligibility import eligible_snapshot
 from router.errors import IndexUnavailable, NoEligibleInstance
-from router.index_client import IndexClient
+from router.index.index_client import IndexClient
 
 pytestmark = pytest.mark.integration
 

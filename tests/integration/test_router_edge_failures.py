@@ -22,7 +22,7 @@ from router_edge import (
     stream_all,
 )
 
-from router.upstream import Answer
+from router.instances.upstream import Answer
 
 pytestmark = pytest.mark.integration
 

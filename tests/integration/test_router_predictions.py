@@ -14,7 +14,7 @@ from indexer.contract import fleet_functions, functions
 from indexer.contract.identifiers import FleetId
 from indexer.contract.link import connected
 from indexer.contract.records import FleetRecord, IndexCounters, Notice
-from router.notice_queue import NoticeQueue
+from router.index.notice_queue import NoticeQueue
 from router.telemetry import NOTICES
 
 pytestmark = pytest.mark.integration

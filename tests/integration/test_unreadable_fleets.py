@@ -16,7 +16,7 @@ from indexer.contract.identifiers import FleetId
 from indexer.contract.link import connected
 from indexer.inspection import show
 from router.errors import IndexUnavailable
-from router.index_client import IndexClient
+from router.index.index_client import IndexClient
 from router.telemetry import INDEX_ERRORS
 
 pytestmark = pytest.mark.integration

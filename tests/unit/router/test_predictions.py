@@ -10,9 +10,9 @@ from prometheus_client import REGISTRY
 
 from indexer.contract.limits import NOTICE_BLOCKS_MAX
 from indexer.contract.records import Notice
-from router.api_call import ApiCall, Endpoint, TextPrompt
-from router.notice_queue import PER_INSTANCE_PER_S, QUEUE_BYTES_MAX, NoticeQueue
+from router.index.notice_queue import PER_INSTANCE_PER_S, QUEUE_BYTES_MAX, NoticeQueue
 from router.predictions import WINDOW_S, Predictions, notice_of
+from router.requests.api_call import ApiCall, Endpoint, TextPrompt
 from router.snapshot import Decision
 from router.telemetry import RequestRecord
 

@@ -8,7 +8,6 @@ from route_parts import IDS, FakeParts, failure, make_call
 from waiting import until_equal
 
 from indexer.contract import block_hash
-from router.api_call import TextPrompt, TokenPrompt
 from router.errors import (
     DegradedCause,
     DropReason,
@@ -20,6 +19,7 @@ from router.errors import (
     TokensUnknown,
     UpstreamFailed,
 )
+from router.requests.api_call import TextPrompt, TokenPrompt
 from router.telemetry import DEGRADED, RequestRecord
 
 

@@ -5,7 +5,7 @@ from contract.prompts import depths_tokens
 from route_parts import FakeParts, failure, make_call
 
 from indexer.contract import block_hash
-from router.api_call import TokenPrompt
+from router.requests.api_call import TokenPrompt
 
 
 @pytest.mark.parametrize(("options", "counted"), [({}, True), ({"in_flight_credit": False}, False)])

@@ -9,16 +9,16 @@ from prometheus_client import generate_latest
 
 from router import telemetry
 from router.admission import Admission
-from router.api_call import Endpoint
 from router.errors import RouterError
-from router.http_errors import REQUEST_ID, STATUS, make_app
-from router.http_exchange import BodyLimits, HttpExchange, decision_view
-from router.index_client import IndexClient
-from router.known_fleets import ServedModel
+from router.http.client_exchange import BodyLimits, HttpExchange, decision_view
+from router.http.failures import REQUEST_ID, STATUS, make_app
+from router.index.index_client import IndexClient
+from router.index.known_fleets import ServedModel
 from router.predictions import Predictions
+from router.requests.api_call import Endpoint
 from router.route import Router
 from router.telemetry import RequestRecord
-from router.tokenize import ModelTokenizers
+from router.tokens.tokenize import ModelTokenizers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from builders import make_instance, make_snapshot
 from route_parts import FakeParts, failure
 
+from router.instances.suspects import SUSPECT_S, Suspects
 from router.snapshot import FleetSnapshot
-from router.suspects import SUSPECT_S, Suspects
 from router.telemetry import RequestRecord
 
 

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from router.api_call import ApiCall, ChatPrompt, TokenPrompt
 from router.errors import DropReason, RequestInvalid
-from router.known_fleets import ServedModel
-from router.tokenize import TEXT_BYTES_PER_TOKEN_MAX, EncodedPrompt
+from router.index.known_fleets import ServedModel
+from router.requests.api_call import ApiCall, ChatPrompt, TokenPrompt
+from router.tokens.tokenize import TEXT_BYTES_PER_TOKEN_MAX, EncodedPrompt
 
 TEXT_BYTES_ALWAYS_TAKEN: Final = 1 << 20
 """Bodies up to here are tokenized and counted; beside the prompt they may hold images and tools."""

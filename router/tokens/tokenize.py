@@ -18,10 +18,10 @@ import structlog
 
 from indexer.contract.block_hash import TOKEN_BYTES, pack_tokens
 from router import telemetry
-from router.api_call import ApiCall, ChatPrompt, TextPrompt, TokenPrompt
-from router.chat_template import conversation, iterates_parts
 from router.errors import DegradedCause, TokensUnknown
-from router.known_fleets import ServedModel
+from router.index.known_fleets import ServedModel
+from router.requests.api_call import ApiCall, ChatPrompt, TextPrompt, TokenPrompt
+from router.tokens.chat_template import conversation, iterates_parts
 
 log = structlog.get_logger()
 

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from indexer.contract.block_hash import pack_tokens
-from router.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
 from router.eligibility import Roster
 from router.errors import DegradedCause, TokensUnknown
-from router.known_fleets import ServedModel
-from router.tokenize import LoadedTokenizer, ModelTokenizers, estimate
+from router.index.known_fleets import ServedModel
+from router.requests.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
+from router.tokens.tokenize import LoadedTokenizer, ModelTokenizers, estimate
 
 WORDS = ["<s>", "user", "assistant", "hello", "world", "tool", "think"]
 TEMPLATE = (

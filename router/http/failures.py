@@ -9,7 +9,7 @@ from aiohttp import web
 from router import headers as names
 from router import telemetry
 from router.errors import DropReason, RequestInvalid, RouterError, UpstreamFailed
-from router.openai_request import request_id
+from router.requests.openai_request import request_id
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """When Redis is no longer asked, and when it is again."""
 
-from router.breaker import FAILURES_MAX, PROBES_MAX, RELAPSE_S, Breaker
+from router.index.breaker import FAILURES_MAX, PROBES_MAX, RELAPSE_S, Breaker
 
 
 def fail(breaker: Breaker, now_s: float, *, broken: bool = False) -> bool:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.contract.block_hash import pack_tokens
-from router.api_call import ApiCall, ChatPrompt, Endpoint, TextPrompt, TokenPrompt
 from router.errors import RequestInvalid
-from router.openai_request import parse, request_id
+from router.requests.api_call import ApiCall, ChatPrompt, Endpoint, TextPrompt, TokenPrompt
+from router.requests.openai_request import parse, request_id
 
 MESSAGE = {"role": "user", "content": "hi"}
 

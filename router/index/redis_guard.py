@@ -17,8 +17,8 @@ from redis.exceptions import ResponseError
 
 from indexer.contract.functions import REDIS_WEATHER
 from router import telemetry
-from router.breaker import PROBE_EVERY_S, Breaker
 from router.errors import IndexUnavailable, RouterError
+from router.index.breaker import PROBE_EVERY_S, Breaker
 
 log = structlog.get_logger()
 

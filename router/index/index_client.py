@@ -20,8 +20,8 @@ from indexer.contract.records import FleetCounters, FleetRecord
 from router import telemetry
 from router.eligibility import Sighting
 from router.errors import DegradedCause, IndexUnavailable
-from router.known_fleets import KnownFleet, ServedModel, decode_instances, served_models
-from router.redis_guard import Call, RedisGuard
+from router.index.known_fleets import KnownFleet, ServedModel, decode_instances, served_models
+from router.index.redis_guard import Call, RedisGuard
 from router.snapshot import Column
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from builders import make_fleet_record
 
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
-from router.known_fleets import RENEWAL_S, SILENCE_S, KnownFleet
+from router.index.known_fleets import RENEWAL_S, SILENCE_S, KnownFleet
 
 
 def counters(now_s: float, *until_s: float, **columns: int) -> FleetCounters:

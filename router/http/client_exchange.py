@@ -10,12 +10,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from router import headers as names
 from router.admission import Ticket
-from router.api_call import ApiCall, Endpoint
 from router.errors import BodyTooLarge, BodyTooSlow, ClientGone, RequestInvalid, RouterError
-from router.http_errors import REQUEST_ID, STATUS, error_body, error_type
-from router.openai_request import parse
+from router.http.failures import REQUEST_ID, STATUS, error_body, error_type
+from router.instances.upstream import Answer
+from router.requests.api_call import ApiCall, Endpoint
+from router.requests.openai_request import parse
 from router.snapshot import Decision
-from router.upstream import Answer
 
 CANDIDATES_SHOWN_MAX: Final = 8
 """A header has to fit into the 8 KiB that clients commonly allow."""

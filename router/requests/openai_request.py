@@ -23,8 +23,8 @@ from typing_extensions import TypedDict
 
 from indexer.contract.block_hash import pack_tokens
 from router import headers as names
-from router.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
 from router.errors import RequestInvalid
+from router.requests.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
 
 PROMPTS_MAX: Final = 1024
 """Prompts in one request; each is tokenized and counted."""

@@ -6,7 +6,7 @@ import pytest
 from builders import make_instance
 
 from router.errors import UpstreamFailed
-from router.upstream import _HOP_BY_HOP, _NOT_FORWARDED, Answer, _end_to_end, _url
+from router.instances.upstream import _HOP_BY_HOP, _NOT_FORWARDED, Answer, _end_to_end, _url
 
 
 def answer(*chunks: bytes, headers: list[tuple[str, str]] | None = None) -> Answer:

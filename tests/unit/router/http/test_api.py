@@ -24,8 +24,8 @@ from router.errors import (
     RouterError,
     UpstreamFailed,
 )
-from router.http_errors import STATUS, make_app
-from router.http_exchange import CANDIDATES_SHOWN_MAX, decision_view
+from router.http.client_exchange import CANDIDATES_SHOWN_MAX, decision_view
+from router.http.failures import STATUS, make_app
 from router.snapshot import Decision
 
 INSTANCE = make_instance().instance_id

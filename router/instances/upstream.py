@@ -20,8 +20,8 @@ from yarl import URL
 
 from indexer.contract.records import InstanceRecord
 from router import headers as names
-from router.api_call import ApiCall
 from router.errors import ClientGone, UpstreamFailed
+from router.requests.api_call import ApiCall
 
 EVENT_STREAM: Final = "text/event-stream"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.chat_template import conversation, iterates_parts
+from router.tokens.chat_template import conversation, iterates_parts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The HTTP side of clients and operators: paths, exchanges, failures."""

@@ -1,0 +1,1 @@
+"""What Redis says of fleets, and what is done while it does not answer."""

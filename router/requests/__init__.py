@@ -1,0 +1,1 @@
+"""What clients ask for: request bodies, checked and taken apart."""

@@ -1,0 +1,1 @@
+"""From a request's prompt to the token ids that its engine will see."""
