@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy import command_line
-from deploy.chaos import books, chaos_fleet, phase, summary
+from deploy.chaos import books, chaos_fleet, phase, soak, summary
 from deploy.chaos.config import ChaosConfig, names
 from deploy.chaos.errors import ChaosError
 from deploy.chaos.faults import by_name
@@ -27,14 +27,16 @@ LOG_COLUMNS: Final = 120
 
 
 def plan(config: ChaosConfig) -> Iterator[FaultCase]:
-    """The list once, or faults of it in random order until the soak's time is over."""
+    """The list once, or rounds of faults at the same time until the soak's time is over."""
     cases = by_name(names(config))
     if not config.soak_s:
         yield from (case() for case in cases)
         return
-    dice, until_s = np.random.default_rng(config.seed), time.monotonic() + config.soak_s
-    while time.monotonic() < until_s:
-        yield cases[dice.integers(len(cases))]()
+    until_s = time.monotonic() + config.soak_s
+    for one in soak.rounds(cases, np.random.default_rng(config.seed)):
+        if time.monotonic() > until_s:
+            return
+        yield one
 
 
 def table(results: Sequence[FaultResult]) -> Table:

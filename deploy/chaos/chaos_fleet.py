@@ -26,6 +26,8 @@ POLL_S = 0.2
 HTTP_OK = 200
 PROXIED = 0
 """Number of the worker behind the proxy."""
+VICTIM = 1
+"""Number of the worker that is killed or drained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class ChaosFleet:
     engine_urls: set[str]
     excuses: list[Excuse] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
+    _instance_ids: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def now_s() -> float:
@@ -85,12 +88,13 @@ class ChaosFleet:
         return self.local.layout.workers[number].engine_url
 
     async def instance_id(self, url: str) -> str | None:
-        """Instance at an address now, as the first router that answers says."""
+        """Instance at an address, as the first router says that sees one there.
+
+        While other faults last no router may see it: then who was there last.
+        """
         for door in self.doors:
-            for one in await self._instances(door):
-                if one["url"] == url and one.get("eligible"):
-                    return str(one["instance_id"])
-        return None
+            await self._instances(door)
+        return self._instance_ids.get(url)
 
     async def _instances(self, door: Door) -> list[dict[str, Any]]:
         try:
@@ -98,7 +102,11 @@ class ChaosFleet:
                 body = await response.json() if response.status == HTTP_OK else {}
         except (aiohttp.ClientError, TimeoutError, OSError):
             return []
-        return [one for fleet in body.get("fleets", ()) for one in fleet["instances"]]
+        seen = [one for fleet in body.get("fleets", ()) for one in fleet["instances"]]
+        self._instance_ids |= {
+            one["url"]: str(one["instance_id"]) for one in seen if one.get("eligible")
+        }
+        return seen
 
     async def ready(self, door: Door) -> dict[str, Any] | None:
         """What /ready says when it says yes."""

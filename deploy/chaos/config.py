@@ -21,7 +21,8 @@ class ChaosConfig:
 
     Args:
         faults: names, separated by commas; all when empty.
-        soak_s: instead of the list once, faults of it in random order for so long.
+        soak_s: instead of the list once, random rounds for so long, in each of which a fault of
+            clients, one of instances, one of routers and one of Redis last at the same time.
         quick: the whole list with short phases.
         rate: requests a second.
         seed: of the load, and of the order of a soak.

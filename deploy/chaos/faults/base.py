@@ -1,8 +1,17 @@
 """What every fault is."""
 
-from typing import ClassVar
+from enum import StrEnum
 
 from deploy.chaos.chaos_fleet import ChaosFleet
+
+
+class Target(StrEnum):
+    """Whom a fault hits. Faults of different targets may last at the same time."""
+
+    CLIENTS = "clients"
+    INSTANCES = "instances"
+    ROUTERS = "routers"
+    REDIS = "redis"
 
 
 class FaultCase:
@@ -10,6 +19,7 @@ class FaultCase:
 
     Attributes:
         name: as the summary calls it.
+        target: whom it hits.
         hold_s: how long it lasts; None: as long as the run says.
         left_share: share of the clients that leave, before the first byte and mid-stream each;
             None: the load's usual one.
@@ -17,10 +27,11 @@ class FaultCase:
             from then on.
     """
 
-    name: ClassVar[str]
-    hold_s: ClassVar[float | None] = None
-    left_share: ClassVar[tuple[float, float] | None] = None
-    from_injection: ClassVar[bool] = False
+    name: str
+    target: Target
+    hold_s: float | None = None
+    left_share: tuple[float, float] | None = None
+    from_injection: bool = False
 
     def skip_reason(self) -> str | None:
         """Why it cannot be done here; None when it can."""

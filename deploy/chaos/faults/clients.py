@@ -3,7 +3,7 @@
 import asyncio
 
 from deploy.chaos.chaos_fleet import HTTP_OK, ChaosFleet
-from deploy.chaos.faults.base import FaultCase
+from deploy.chaos.faults.base import FaultCase, Target
 
 FOREIGN_REQUESTS = 10
 
@@ -12,12 +12,14 @@ class Baseline(FaultCase):
     """Nothing happens."""
 
     name = "baseline"
+    target = Target.CLIENTS
 
 
 class LeaveBeforeFirstByte(FaultCase):
     """Half of the clients hang up at once."""
 
     name = "clients-leave-before-first-byte"
+    target = Target.CLIENTS
     left_share = (0.5, 0.0)
 
 
@@ -25,6 +27,7 @@ class LeaveMidStream(FaultCase):
     """Half of the clients that stream hang up mid-stream."""
 
     name = "clients-leave-mid-stream"
+    target = Target.CLIENTS
     left_share = (0.0, 0.5)
 
 
@@ -32,6 +35,7 @@ class ForeignTraffic(FaultCase):
     """Requests reach an engine without any router."""
 
     name = "traffic-from-elsewhere"
+    target = Target.CLIENTS
 
     async def inject(self, fleet: ChaosFleet) -> None:
         """Send some to the last engine and wait for their answers."""

@@ -4,12 +4,13 @@ from typing import ClassVar
 
 from deploy.chaos import clock
 from deploy.chaos.chaos_fleet import ChaosFleet
-from deploy.chaos.faults.base import FaultCase
+from deploy.chaos.faults.base import FaultCase, Target
 
 HOUR_S = 3600
 
 
 class _ClockJump(FaultCase):
+    target = Target.REDIS
     offset_s: ClassVar[int]
 
     def skip_reason(self) -> str | None:

@@ -2,12 +2,10 @@
 
 from typing import ClassVar
 
-from deploy.chaos.chaos_fleet import PROXIED, ChaosFleet
+from deploy.chaos.chaos_fleet import PROXIED, VICTIM, ChaosFleet
 from deploy.chaos.config import FIRST_BYTE_TIMEOUT_S
-from deploy.chaos.faults.base import FaultCase
+from deploy.chaos.faults.base import FaultCase, Target
 from deploy.chaos.http_proxy import Fault
-
-KILLED = 1
 
 
 class UpstreamFault(FaultCase):
@@ -17,6 +15,7 @@ class UpstreamFault(FaultCase):
     (503), and a stream that it breaks off is broken; nothing else may fail.
     """
 
+    target = Target.INSTANCES
     fault: ClassVar[Fault]
 
     async def inject(self, fleet: ChaosFleet) -> None:
@@ -52,23 +51,25 @@ class EngineKill(FaultCase):
     """An engine is killed and started again."""
 
     name = "engine-kill"
+    target = Target.INSTANCES
     from_injection = True
 
     async def inject(self, fleet: ChaosFleet) -> None:
         """Kill it; what it was streaming breaks off."""
         cause = "streamed by the killed engine"
-        await fleet.excuse_instance(cause, KILLED, broken=True)
-        await fleet.local.workers[KILLED].killed()
+        await fleet.excuse_instance(cause, VICTIM, broken=True)
+        await fleet.local.workers[VICTIM].killed()
 
     async def end(self, fleet: ChaosFleet) -> None:
         """Start it."""
-        await fleet.local.restart(fleet.local.workers[KILLED])
+        await fleet.local.restart(fleet.local.workers[VICTIM])
 
 
 class InstanceDrain(FaultCase):
     """An instance is drained, and takes requests again."""
 
     name = "instance-drain"
+    target = Target.INSTANCES
 
     async def inject(self, fleet: ChaosFleet) -> None:
         """Drain it."""
@@ -79,7 +80,7 @@ class InstanceDrain(FaultCase):
         await self._post(fleet, "resume")
 
     async def _post(self, fleet: ChaosFleet, verb: str) -> None:
-        url = f"{fleet.local.layout.workers[KILLED].sidecar_url}/{verb}"
+        url = f"{fleet.local.layout.workers[VICTIM].sidecar_url}/{verb}"
         async with fleet.session.post(url) as response:
             response.raise_for_status()
 

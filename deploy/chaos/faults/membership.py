@@ -3,7 +3,7 @@
 from itertools import count
 
 from deploy.chaos.chaos_fleet import ChaosFleet, Door
-from deploy.chaos.faults.base import FaultCase
+from deploy.chaos.faults.base import FaultCase, Target
 from deploy.local.layout import router_layout, worker_layout
 from deploy.local.part import Part
 
@@ -16,6 +16,7 @@ class InstanceJoins(FaultCase):
     """A new instance joins, is used, and leaves: drained first, as its operator would."""
 
     name = "instance-joins-and-leaves"
+    target = Target.INSTANCES
     _parts: tuple[Part, Part] | None = None
 
     async def inject(self, fleet: ChaosFleet) -> None:
@@ -49,6 +50,7 @@ class RouterJoins(FaultCase):
     """A new router joins, is used, and leaves."""
 
     name = "router-joins-and-leaves"
+    target = Target.ROUTERS
     _door: Door | None = None
 
     async def inject(self, fleet: ChaosFleet) -> None:

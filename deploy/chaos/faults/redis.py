@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from deploy.chaos.chaos_fleet import ChaosFleet
-from deploy.chaos.faults.base import FaultCase
+from deploy.chaos.faults.base import FaultCase, Target
 from indexer.contract.link import connected
 
 SLOW_BY_S = 0.3
@@ -14,6 +14,7 @@ class RedisRestart(FaultCase):
     """Redis is killed and comes back empty; nothing may fail."""
 
     name = "redis-restart"
+    target = Target.REDIS
     hold_s = 3.0
 
     async def inject(self, fleet: ChaosFleet) -> None:
@@ -36,6 +37,7 @@ class RedisPause(FaultCase):
     """Redis stands still with its connections open."""
 
     name = "redis-pause"
+    target = Target.REDIS
     hold_s = 5.0
 
     async def inject(self, fleet: ChaosFleet) -> None:
@@ -51,6 +53,7 @@ class RedisSlow(FaultCase):
     """Every answer of Redis comes late, beyond the routers' deadline."""
 
     name = "redis-slow"
+    target = Target.REDIS
     hold_s = 8.0
 
     async def inject(self, fleet: ChaosFleet) -> None:
@@ -65,6 +68,7 @@ class RedisSlow(FaultCase):
 class _Command(FaultCase):
     """Somebody gives Redis a command that empties something."""
 
+    target = Target.REDIS
     command: ClassVar[tuple[str, ...]]
 
     async def inject(self, fleet: ChaosFleet) -> None:

@@ -1,7 +1,7 @@
 """Routers that die, drain, or stand still."""
 
 from deploy.chaos.chaos_fleet import ChaosFleet
-from deploy.chaos.faults.base import FaultCase
+from deploy.chaos.faults.base import FaultCase, Target
 from deploy.chaos.records import Excuse
 
 LAST = -1
@@ -13,6 +13,7 @@ class RouterKill(FaultCase):
     """A router is killed and started again."""
 
     name = "router-kill"
+    target = Target.ROUTERS
     from_injection = True
 
     async def inject(self, fleet: ChaosFleet) -> None:
@@ -30,6 +31,7 @@ class RouterDrain(FaultCase):
     """A router is asked to end, and started again; nothing may fail."""
 
     name = "router-drain"
+    target = Target.ROUTERS
     from_injection = True
     hold_s = 1.0
 
@@ -48,6 +50,7 @@ class RouterPause(FaultCase):
     """A router stands still beyond its lease, so the others reap it; then it goes on."""
 
     name = "router-pause"
+    target = Target.ROUTERS
     hold_s = PAUSE_S
 
     async def inject(self, fleet: ChaosFleet) -> None:
