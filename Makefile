@@ -22,7 +22,7 @@ FIND_LINKS = UV_FIND_LINKS="$$($(BIN)/python -m pip config list \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo up test test-peers test-vllm check fuzz bench bench-siblings bench-routers consistency chaos compose-check lock clean
+.PHONY: help setup demo up test test-peers test-vllm test-browser check fuzz bench bench-proxy bench-siblings bench-routers consistency chaos compose-check lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,15 @@ test-peers: $(DEV) $(PEERS)/.stamp  ## tests with Dynamo's mocker, a foreign sou
 test-vllm: $(DEV) $(VLLM)/.stamp $(VLLM_MODEL)/.stamp  ## tests with two real vLLM engines on the CPU (Linux x86-64)
 	$(BIN)/python -m pytest -m vllm tests/vllm -p no:randomly $(TEST_ARGS)
 
+test-browser: $(DEV)  ## tests of the live page in a real Chromium; pictures in build/browser
+	@for one in "$$TIMESTABLE_CHROMIUM" chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v "$$one" >/dev/null 2>&1 && exit 0; done; \
+	test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Chromium (once)" \
+		&& { apt-get update -qq; apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || { \
+		echo "make test-browser needs a Chromium: install one (Debian, Ubuntu: sudo apt install chromium),"; \
+		echo "or name it: make test-browser TIMESTABLE_CHROMIUM=/path/to/chromium"; exit 1; }
+	$(BIN)/python -m pytest -m browser tests/browser -p no:randomly $(TEST_ARGS)
+
 check: $(DEV)  ## format, lint, types, import directions, spelling
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -64,13 +73,16 @@ bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/fleet_bench.py $(BENCH_ARGS)
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
 
+bench-proxy: $(DEV) $(PEERS)/.stamp  ## what a proxy costs, beside its peers, quarter of an hour; writes build/bench/proxy.json (BENCH_ARGS=--quick)
+	$(BIN)/python tests/benchmarks/proxy_bench.py $(BENCH_ARGS)
+
 bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build/bench/siblings.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/sibling_bench.py $(BENCH_ARGS)
 
 consistency: $(RUNTIME)  ## 1 to 8 routers in virtual time; writes build/consistency/summary.json (CONSISTENCY_ARGS=--quick)
 	$(BIN)/python -m loadgen consistency $(CONSISTENCY_ARGS)
 
-bench-routers: $(DEV)  ## 1, 2, 4 and 8 routers side by side, half an hour (quick: four minutes); writes build/bench/routers.json (BENCH_ARGS=--quick)
+bench-routers: $(DEV)  ## 1, 2, 4 and 8 routers side by side, 20 minutes (quick: four minutes); writes build/bench/routers.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/router_bench.py $(BENCH_ARGS)
 
 chaos: $(DEV)  ## every fault under load, 10 minutes; writes build/chaos/summary.json (CHAOS_ARGS=--quick)

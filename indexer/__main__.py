@@ -13,13 +13,22 @@ import zmq
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from indexer.admin_api import serving
-from indexer.config import DrainConfig, InspectConfig, SidecarConfig, loggable, parse
+from indexer.approximate.engine_list import DnsList, EngineList, FileList
+from indexer.approximate.engines import Drains, Engines
+from indexer.config import (
+    DrainConfig,
+    InspectConfig,
+    SidecarConfig,
+    host_and_port,
+    loggable,
+    parse,
+)
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.link import connected
 from indexer.contract.link.address import without_password
 from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi
-from indexer.errors import IndexerError
+from indexer.errors import IndexerError, first
 from indexer.sidecar import REDIS_DEADLINE_S, Sidecar
 from indexer.telemetry import Telemetry, configure_logging
 
@@ -47,17 +56,9 @@ def main(argv: Sequence[str]) -> int:
     except* asyncio.CancelledError:
         log.info("sidecar_stopped")
     except* (IndexerError, OSError, zmq.ZMQError) as failures:
-        log.error("sidecar_failed", error=str(_first(failures)))  # noqa: TRY400 - no traceback
+        log.error("sidecar_failed", error=str(first(failures)))  # noqa: TRY400 - no traceback
         exit_status = 1
     return exit_status
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong first, out of its groups."""
-    error: BaseException = failures
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _run(config: SidecarConfig) -> None:
@@ -68,14 +69,30 @@ async def _run(config: SidecarConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, this.cancel)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    telemetry = Telemetry(registry)
+    engine_list = _engine_list(config)
     drain = Drain(is_draining=config.draining)
+    drains = Drains(is_draining=config.draining)
+    wishes = drain if engine_list is None else drains
     async with (
-        serving(config.metrics_host, int(config.metrics_port), registry, drain),
+        serving(config.metrics_host, int(config.metrics_port), registry, wishes),
         connected(config.redis_url, deadline_s=REDIS_DEADLINE_S) as link,
         EngineApi(config.engine_url, api_key=config.engine_api_key) as api,
     ):
-        await Sidecar(config, api, link, telemetry=telemetry, drain=drain).run()
+        if engine_list is None:
+            await Sidecar(config, api, link, telemetry=Telemetry(registry), drain=drain).run()
+        else:
+            await Engines(config, engine_list, link, registry=registry, drains=drains).run()
+
+
+def _engine_list(config: SidecarConfig) -> EngineList | None:
+    """Where the list of engines comes from; None for the one engine of `engine_url`."""
+    if config.engines_file is not None:
+        return FileList(config.engines_file)
+    if config.engines_dns is not None:
+        place = host_and_port(config.engines_dns)
+        assert place is not None, config.engines_dns
+        return DnsList(*place)
+    return None
 
 
 def _drain(config: DrainConfig) -> int:
@@ -91,7 +108,7 @@ def _inspect(config: InspectConfig) -> int:
     try:
         exit_status = asyncio.run(_show(config))
     except* REDIS_WEATHER as failures:
-        sys.stderr.write(f"error: {without_password(config.redis_url)}: {_first(failures)}\n")
+        sys.stderr.write(f"error: {without_password(config.redis_url)}: {first(failures)}\n")
         exit_status = EXIT_UNCHECKED if config.check else 1
     return exit_status
 

@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from indexer.draining import Drain
 from indexer.errors import MetricsUnavailable
 
 BODY_BYTES_MAX: Final = 1024
@@ -17,8 +16,34 @@ BODY_BYTES_MAX: Final = 1024
 SHUTDOWN_DEADLINE_S: Final = 1.0
 
 
-def make_app(registry: CollectorRegistry, drain: Drain) -> web.Application:
-    """GET /metrics, /health, /state; POST /drain, /resume, both without a body, both idempotent."""
+class Drainable(Protocol):
+    """One engine (`Drain`), or all of a process (`Drains`)."""
+
+    def wish(self, *, is_draining: bool) -> None:
+        """Drain, or take requests again."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """For operators, as JSON."""
+        ...
+
+    def one(self, engine: str) -> "Drainable | None":
+        """Of one engine by its host:port; None when there is no such engine."""
+        ...
+
+
+def make_app(registry: CollectorRegistry, drain: Drainable) -> web.Application:
+    """GET /metrics, /health, /state; POST /drain, /resume, both without a body, both idempotent.
+
+    Where one process has many engines, `?engine=HOST:PORT` means one of them.
+    """
+
+    def meant(request: web.Request) -> Drainable:
+        engine = request.query.get("engine")
+        found = drain if engine is None else drain.one(engine)
+        if found is None:
+            raise web.HTTPNotFound(text=f"engine: no {engine} here\n")
+        return found
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -27,16 +52,16 @@ def make_app(registry: CollectorRegistry, drain: Drain) -> web.Application:
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def state(_: web.Request) -> web.Response:
-        return web.json_response(drain.state())
+    async def state(request: web.Request) -> web.Response:
+        return web.json_response(meant(request).state())
 
-    async def begin(_: web.Request) -> web.Response:
-        drain.wish(is_draining=True)
-        return web.json_response(drain.state())
+    async def begin(request: web.Request) -> web.Response:
+        meant(request).wish(is_draining=True)
+        return web.json_response(meant(request).state())
 
-    async def resume(_: web.Request) -> web.Response:
-        drain.wish(is_draining=False)
-        return web.json_response(drain.state())
+    async def resume(request: web.Request) -> web.Response:
+        meant(request).wish(is_draining=False)
+        return web.json_response(meant(request).state())
 
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.router.add_get("/metrics", metrics)
@@ -49,7 +74,7 @@ def make_app(registry: CollectorRegistry, drain: Drain) -> web.Application:
 
 @asynccontextmanager
 async def serving(
-    host: str, port: int, registry: CollectorRegistry, drain: Drain
+    host: str, port: int, registry: CollectorRegistry, drain: Drainable
 ) -> AsyncIterator[None]:
     """Listen; not at all where the port is 0.
 

@@ -7,6 +7,7 @@ from typing import Any
 from indexer.contract import audit, functions, keys
 from indexer.contract.audit import Audit, Leftover
 from indexer.contract.fleet_functions import Unreadable, fleet_id, reading
+from indexer.contract.limits import RESERVATIONS_PER_AUDIT_MAX
 from indexer.contract.link import Link
 
 
@@ -22,7 +23,15 @@ async def check(redis: Link, *, as_json: bool) -> bool:
         try:
             with reading():
                 fleet = fleet_id(member)
-                fleets[fleet] = audit.audited(await functions.run(redis, audit.audit(fleet)))
+                books = audit.audited(await functions.run(redis, audit.audit(fleet)))
+            if books.looked:
+                fleets[fleet] = books
+            else:
+                unreadable[fleet] = (
+                    f"{books.reservations} reservations are more than the "
+                    f"{RESERVATIONS_PER_AUDIT_MAX} that one call compares; look when fewer "
+                    "requests are in flight"
+                )
         except Unreadable as error:
             unreadable[repr(member)[2:-1]] = str(error)
     try:

@@ -27,6 +27,9 @@ ENV_PREFIX: Final = "TIMESTABLE_INDEXER"
 EXIT_USAGE: Final = 2
 PORT_MAX: Final = 65535
 INSTANCES_EXPECTED_MAX: Final = PARTITIONS_MAX * SLOTS_PER_PARTITION_MAX
+PREFILL_TOKENS_PER_S_MAX: Final = 1e9
+"""A thousand times what any device does; routers divide by it."""
+
 ENGINE_RANKS_MAX: Final = SLOTS_PER_PARTITION_MAX
 SCRAPE_INTERVAL_MIN_S: Final = 0.01
 """A heartbeat each: more often would be load without news."""
@@ -55,6 +58,16 @@ class SidecarConfig:
             no vllm:cache_config_info; over what the engine tells
         engine_capacity_blocks: device blocks of a rank, likewise
         engine_ranks: data-parallel ranks behind event_endpoint, likewise
+        approximate: for engines whose KV events cannot be had: what they hold is learned from what
+            routers tell to have been computed, and forgotten as their KV$ would
+        prefill_tokens_per_s: how fast the engine's device computes a prompt, where others of its
+            fleet are faster or slower: tokens then count by how long they take
+        measure_prefill: measure it, with three prompts of 8,256 tokens in all, when an engine
+            process is first seen and has no requests
+        engines_file: file with the URL of an engine on each line, instead of engine_url; read again
+            when it changes. This one process is the sidecar of all of them, approximate
+        engines_dns: NAME:PORT, likewise: an engine at each address of that name, asked for again
+            every few seconds
         model_scope: name of the fleet; the engine's first served model name when not given
         block_size_tokens: canonical block size, a multiple or a divisor of the engine's; the first
             instance of a fleet decides
@@ -83,6 +96,11 @@ class SidecarConfig:
     engine_block_size_tokens: PositiveInt | None = None
     engine_capacity_blocks: PositiveInt | None = None
     engine_ranks: PositiveInt | None = None
+    approximate: bool = False
+    prefill_tokens_per_s: PositiveFloat | None = None
+    measure_prefill: bool = False
+    engines_file: Path | None = None
+    engines_dns: str | None = None
     model_scope: str | None = None
     block_size_tokens: PositiveInt = BLOCK_SIZE_TOKENS_DEFAULT
     partitions: PositiveInt = 1
@@ -105,7 +123,7 @@ class SidecarConfig:
         _check_redis(self.redis_url)
         for key in ("engine_url", "advertised_url"):
             url = getattr(self, key)
-            if url is not None and not _is_http(url):
+            if url is not None and not is_http(url):
                 raise ValueError(f"{key}: `{url}` is not like http://HOST:PORT")
         size = self.block_size_tokens
         if not BLOCK_SIZE_TOKENS_MIN <= size <= BLOCK_SIZE_TOKENS_MAX:
@@ -128,9 +146,28 @@ class SidecarConfig:
                 f"scrape_interval_s: {self.scrape_interval_s:g} is above "
                 f"{INSTANCE_LEASE_RENEW_S:g}, which the lease needs"
             )
+        rate = self.prefill_tokens_per_s
+        if rate is not None and not 1 <= rate <= PREFILL_TOKENS_PER_S_MAX:
+            raise ValueError(
+                f"prefill_tokens_per_s: {rate:g} is not within 1 and {PREFILL_TOKENS_PER_S_MAX:g}"
+            )
         if self.metrics_port > PORT_MAX:
             raise ValueError(f"metrics_port: {self.metrics_port} is above {PORT_MAX}")
         self._check_endpoints()
+        self._check_approximate()
+
+    def _check_approximate(self) -> None:
+        lists = [key for key in ("engines_file", "engines_dns") if getattr(self, key) is not None]
+        if len(lists) > 1:
+            raise ValueError("engines_dns: give one list of engines, not engines_file as well")
+        if self.engines_dns is not None and host_and_port(self.engines_dns) is None:
+            raise ValueError(f"engines_dns: `{self.engines_dns}` is not like NAME:PORT")
+        if lists and self.advertised_url is not None:
+            raise ValueError(f"advertised_url: cannot be that of every engine of {lists[0]}")
+        name = lists[0] if lists else "approximate"
+        for key in ("event_endpoint", "checkpoint_path"):
+            if (lists or self.approximate) and getattr(self, key) is not None:
+                raise ValueError(f"{key}: says nothing where no events are followed ({name})")
 
     def _check_endpoints(self) -> None:
         for key in ("event_endpoint", "replay_endpoint"):
@@ -138,7 +175,9 @@ class SidecarConfig:
             if endpoint is not None and not is_endpoint(endpoint):
                 raise ValueError(f"{key}: `{endpoint}` is not like tcp://HOST:PORT or ipc://PATH")
         for key in ("replay_endpoint", "engine_ranks"):
-            if getattr(self, key) is not None and self.event_endpoint is None:
+            is_learned = self.approximate or self.engines_file or self.engines_dns
+            by_itself = key == "engine_ranks" and is_learned
+            if getattr(self, key) is not None and self.event_endpoint is None and not by_itself:
                 raise ValueError(f"{key}: needs event_endpoint beside it")
         if self.engine_ranks is not None and self.engine_ranks > ENGINE_RANKS_MAX:
             raise ValueError(f"engine_ranks: {self.engine_ranks} is above {ENGINE_RANKS_MAX}")
@@ -195,7 +234,7 @@ class DrainConfig:
         Raises:
             ValueError: naming the key.
         """
-        if not _is_http(self.sidecar_url):
+        if not is_http(self.sidecar_url):
             raise ValueError(f"sidecar_url: `{self.sidecar_url}` is not like http://HOST:PORT")
 
 
@@ -206,7 +245,8 @@ def _check_redis(url: str) -> None:
         raise ValueError(f"redis_url: {error}") from None
 
 
-def _is_http(url: str) -> bool:
+def is_http(url: str) -> bool:
+    """Whether this is like http://HOST:PORT."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -214,12 +254,22 @@ def _is_http(url: str) -> bool:
         return False
 
 
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """The parts of NAME:PORT, [ADDRESS]:PORT among them; None when it is not that."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return (host, port) if host and port and parts.netloc == text and "@" not in text else None
+
+
 def loggable(config: SidecarConfig) -> dict[str, Any]:
     """All values but secrets."""
     shown = {one.name: getattr(config, one.name) for one in fields(config)}
     for key in SECRETS:
         shown[key] = shown[key] and "***"
-    for key in ("journal_path", "checkpoint_path"):
+    for key in ("journal_path", "checkpoint_path", "engines_file"):
         shown[key] = shown[key] and str(shown[key])
     shown["redis_url"] = address.without_password(config.redis_url)
     return shown

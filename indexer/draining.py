@@ -4,13 +4,13 @@ The wish lives here, in the sidecar, and every heartbeat carries it: neither a s
 joined anew nor a Redis that was emptied forgets it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from indexer.contract.records import EngineCounters, SlotFlag
+from indexer.contract.records import EngineCounters, SlotFlag, Wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,9 @@ class Drain:
         self.is_draining = is_draining
         self.expect(self._ranks)  # what was heard before says nothing about the new wish
         self._log.info("draining" if is_draining else "drain_ended")
+
+    def one(self, engine: str) -> None:
+        """There is no other engine, and this one is meant without a name."""
 
     def flags(self) -> SlotFlag:
         """What a slot says of the wish."""
@@ -84,3 +87,15 @@ class Drain:
             "running_count": running_count,
             "waiting_count": waiting_count,
         }
+
+
+def obeyed(notices: Sequence[bytes], drain: Drain) -> list[bytes]:
+    """Do what operators wish by way of routers; returns the notices that are something else."""
+    others = []
+    for raw in notices:
+        wish = Wish.decode(raw)
+        if wish is None:
+            others.append(raw)
+        else:
+            drain.wish(is_draining=wish.draining)
+    return others

@@ -47,3 +47,15 @@ class MalformedCheckpoint(IndexerError):  # noqa: N818
 
 class CheckpointUnwritable(IndexerError):  # noqa: N818
     """Checkpoints cannot be kept where it was asked for."""
+
+
+class ListUnreadable(IndexerError):  # noqa: N818
+    """The list of engines cannot be had now; what it was before holds on."""
+
+
+def first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first, out of its groups."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

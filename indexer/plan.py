@@ -22,10 +22,17 @@ CAPACITY_BLOCKS_ASSUMED: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """One instance to be."""
+    """One instance to be.
+
+    Attributes:
+        source: of its events.
+        record: what routers are told of it.
+        reuses_prefixes: whether anything can be learned of it from what it has computed.
+    """
 
     source: EventSource
     record: InstanceRecord
+    reuses_prefixes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +48,27 @@ class Plan:
     ranks: tuple[RankPlan, ...]
 
 
-def plan(config: SidecarConfig, engine: EngineInfo) -> Plan:
+def plan(
+    config: SidecarConfig, engine: EngineInfo, *, prefill_tokens_per_s: float | None = None
+) -> Plan:
     """Plan the instances of an engine process; every call draws new instance ids.
+
+    Args:
+        config: what the operator wants.
+        engine: what it is.
+        prefill_tokens_per_s: how fast its device is; None when nobody tells.
 
     Raises:
         EngineUnsuitable: the engine cannot be indexed as it is; the message says what to change.
     """
-    sources = event_sources(config, engine)
+    sources = silent_ranks(config, engine) if config.approximate else event_sources(config, engine)
     scope = config.model_scope or engine.models[0]
     caches = [cache_of(config, engine.caches, source.rank) for source in sources]
     records = [
-        _record(config, engine, source, cache, ranks=len(sources))
+        replace(
+            _record(config, engine, source, cache, ranks=len(sources)),
+            prefill_tokens_per_s=prefill_tokens_per_s,
+        )
         for source, cache in zip(sources, caches, strict=True)
     ]
     founding = FleetRecord(
@@ -62,8 +79,11 @@ def plan(config: SidecarConfig, engine: EngineInfo) -> Plan:
         bucket_bits=bucket_bits(config, caches[0]),
         epoch=secrets.randbits(64),
     )
-    ranks = zip(sources, records, strict=True)
-    return Plan(founding=founding, ranks=tuple(RankPlan(source=s, record=r) for s, r in ranks))
+    ranks = tuple(
+        RankPlan(source=source, record=record, reuses_prefixes=cache.reuses_prefixes)
+        for source, record, cache in zip(sources, records, caches, strict=True)
+    )
+    return Plan(founding=founding, ranks=ranks)
 
 
 def event_sources(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSource]:
@@ -92,17 +112,25 @@ def event_sources(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSo
     if engine.sources is None:
         raise EngineUnsuitable(
             "the engine has no GET /kv_event_sources (it is older than vLLM 0.32, or not vLLM): "
-            "tell where its KV events are with --event_endpoint and --replay_endpoint"
+            "tell where its KV events are with --event_endpoint and --replay_endpoint; if it has "
+            "none, let routers tell what it computes: --approximate true"
         )
     if not engine.sources:
         raise EngineUnsuitable(
             "the engine publishes no KV events: start vLLM with --kv-events-config "
             '\'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '
-            '"replay_endpoint": "tcp://*:5558"}\''
+            '"replay_endpoint": "tcp://*:5558"}\', or do without: --approximate true'
         )
     if config.event_topic is None:
         return engine.sources
     return [replace(source, topic=config.event_topic) for source in engine.sources]
+
+
+def silent_ranks(config: SidecarConfig, engine: EngineInfo) -> Sequence[EventSource]:
+    """Ranks of an engine whose events nobody hears: as many as its metrics tell, or one."""
+    told = sorted(int(rank) for rank in engine.caches if rank.isdecimal())
+    ranks = range(config.engine_ranks) if config.engine_ranks is not None else told or (0,)
+    return [EventSource(rank=rank, endpoint="", replay_endpoint=None, topic=None) for rank in ranks]
 
 
 def check_block_sizes(engine_tokens: int, fleet_tokens: int) -> None:
@@ -136,10 +164,14 @@ def cache_of(config: SidecarConfig, caches: Mapping[str, CacheConfig], rank: int
     """
     told = caches.get(str(rank)) or next(iter(caches.values()), None)
     if config.engine_block_size_tokens is not None:
-        capacity_blocks = told.capacity_blocks if told is not None else None
-        told = CacheConfig(
-            block_size_tokens=config.engine_block_size_tokens, capacity_blocks=capacity_blocks
+        size = config.engine_block_size_tokens
+        told = (
+            CacheConfig(block_size_tokens=size, capacity_blocks=None)
+            if told is None
+            else replace(told, block_size_tokens=size)
         )
+    if told is None and config.approximate:
+        told = CacheConfig(block_size_tokens=config.block_size_tokens, capacity_blocks=None)
     if told is None:
         raise EngineUnsuitable(
             "the engine's /metrics has no vllm:cache_config_info: tell how many tokens its blocks "
@@ -174,4 +206,5 @@ def _record(
         capacity_blocks=cache.capacity_blocks,
         data_parallel_rank=source.rank if ranks > 1 else None,
         engine_version=engine.version,
+        learned=config.approximate,
     )

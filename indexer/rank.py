@@ -1,17 +1,20 @@
 """One data-parallel rank of one engine process: its events, its table, its slot."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
+from indexer.approximate.learner import Learner
+from indexer.approximate.no_events import NoEvents
 from indexer.awaited import Awaited
 from indexer.checkpoint_keeper import CheckpointKeeper
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S
 from indexer.contract.records import FleetRecord, HeartbeatReply, IndexCounters, SlotFlag
-from indexer.draining import Drain, RankLoad
+from indexer.draining import Drain, RankLoad, obeyed
 from indexer.engine.engine_metrics import EngineSample
 from indexer.follower import Follower
 from indexer.notices.judge import Judge
@@ -50,6 +53,7 @@ class Rank:
         keeper: CheckpointKeeper | None,
         *,
         drain: Drain,
+        learned_blocks_max: Callable[[], int],
     ) -> None:
         self.record = rank_plan.record
         self.publisher = publisher
@@ -62,20 +66,34 @@ class Rank:
         self._telemetry = telemetry
         self._drain = drain
         self._label = str(rank_plan.source.rank)
+        self._learner = Learner(
+            publisher,
+            telemetry,
+            rank=self._label,
+            record=self.record,
+            reuses_prefixes=rank_plan.reuses_prefixes,
+            block_size_tokens=fleet.block_size_tokens,
+            blocks_max=learned_blocks_max,
+        )
         self._room = Room(
             telemetry,
             rank=self._label,
             instance_id=self.record.instance_id,
             canonical_blocks_per_engine_block=self.record.block_size_tokens
             / fleet.block_size_tokens,
+            learned=self._learner.blocks,
         )
-        self.follower = Follower(
-            self.source,
-            holdings,
-            publisher,
-            room=self._room,
-            telemetry=telemetry,
-            keeper=keeper,
+        self.follower: Follower | NoEvents = (
+            NoEvents(holdings)
+            if self.record.learned
+            else Follower(
+                self.source,
+                holdings,
+                publisher,
+                room=self._room,
+                telemetry=telemetry,
+                keeper=keeper,
+            )
         )
         self._log = structlog.get_logger().bind(
             rank=self._label, instance_id=self.record.instance_id
@@ -99,18 +117,26 @@ class Rank:
 
     def published(self) -> list[BlockHash]:
         """All blocks to be published at this moment, parents before children."""
-        return self.follower.holdings.table.published()
+        return [*self.follower.holdings.table.published(), *self._learner.blocks.published()]
 
     def found_full(self) -> Delta:
         """Redis is out of memory: what gives way."""
         return self._room.found_full(self.follower.holdings.table)
 
-    async def heartbeat(self, sample: EngineSample | None) -> None:
+    async def heartbeat(self, sample: EngineSample | None, asked_s: float) -> None:
         """Renew the lease, if that is due; the engine has just answered.
 
         Args:
             sample: its load; None when it tells none for this rank.
+            asked_s: monotonic clock before the engine was asked for it.
+
+        Raises:
+            EngineRestarted: another engine process has answered.
         """
+        if isinstance(self.follower, NoEvents):
+            self.follower.look(sample)
+        self._learner.look(sample, self.follower.holdings)
+        self._awaited.look(sample, asked_s)
         if not self._is_sure():
             self._renewing(False, "events may have been missed")
             return
@@ -127,12 +153,12 @@ class Rank:
         holdings = self.follower.holdings
         index = IndexCounters(
             blocks=self._room.wanted_blocks(holdings.table),
-            completeness_ratio=holdings.completeness_ratio(),
+            completeness_ratio=self._completeness_ratio(),
         )
         begun_s, sent_s = time.clock_gettime(BOOT_CLOCK), time.monotonic()
         try:
             reply = await self.publisher.membership.heartbeat(
-                state, index, counters, self._awaited.stored(holdings.table)
+                state, index, counters, self._awaited.ended(holdings.table)
             )
         except REDIS_WEATHER as error:
             self._telemetry.redis_failures.labels("heartbeat").inc()
@@ -151,11 +177,12 @@ class Rank:
     def _take(self, sent_s: float, reply: HeartbeatReply) -> None:
         """What Redis has told with its answer."""
         table = self.follower.holdings.table
-        self._awaited.hear(reply.awaited)
+        self._awaited.hear(reply.awaited, reply.reserved_requests, time.monotonic())
         self._telemetry.prefills_ended.labels(self._label).inc(reply.prefills_ended_count)
         self._judge.note(sent_s, reply, table)
-        if reply.notices:
-            deltas, starts_over = self._judge.judge(reply.notices, table)
+        notices = obeyed(reply.notices, self._drain)
+        if notices and (reports := self._learner.take(notices)):
+            deltas, starts_over = self._judge.judge(reports, table)
             self.publisher.offer(deltas, None)
             if starts_over:
                 self.follower.resync("notices")
@@ -181,6 +208,7 @@ class Rank:
         """The lease has ended since it was last renewed, whatever kept us from it."""
         self._telemetry.late_renewals.labels(self._label).inc()
         self._log.warning("lease_had_ended", since_s=round(since_s, 3))
+        self._sure_s = time.clock_gettime(BOOT_CLOCK)  # told once for each lease that ends
         self._heard_s = None  # the next heartbeat comes as late, and that is known
         self.follower.check()
 
@@ -197,6 +225,8 @@ class Rank:
             self._log.info("sleep_level_changed", level=level)
         if level and len(self.follower.holdings.table):  # from level 1 on the cache is discarded
             self.publisher.offer([self.follower.holdings.clear()], None)
+        if level:
+            self._learner.clear()
 
     def _renewing(self, renewed: bool, reason: str) -> None:
         if not renewed:
@@ -216,7 +246,9 @@ class Rank:
             self._is_quiet = not self._is_quiet
             self._log.info("engine_quiet" if self._is_quiet else "engine_heard_again")
         self._telemetry.pending_age_s.labels(self._label).set(self.publisher.pending_age_s)
-        holdings = self.follower.holdings
-        self._meter.export(
-            holdings.table, self.publisher.pending_count, holdings.completeness_ratio()
-        )
+        table = self.follower.holdings.table
+        self._meter.export(table, self.publisher.pending_count, self._completeness_ratio())
+
+    def _completeness_ratio(self) -> float:
+        """Of what the engine holds, known for sure: nothing, where only routers tell of it."""
+        return 0.0 if self.record.learned else self.follower.holdings.completeness_ratio()

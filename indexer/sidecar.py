@@ -10,12 +10,14 @@ another engine process answers: leave the slots, start over   `Sidecar.run`
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
 
+from indexer.approximate.learner import LEARNED_BLOCKS_MAX
 from indexer.checkpoint import Subject, check_directory
 from indexer.checkpoint_keeper import CheckpointKeeper
 from indexer.config import SidecarConfig
@@ -26,6 +28,7 @@ from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi, EngineInfo, adapters
 from indexer.engine.engine_metrics import EngineSample
 from indexer.engine.event_source import EventSource
+from indexer.engine.prefill_probe import measured_prefill
 from indexer.errors import (
     EngineRestarted,
     EngineUnreachable,
@@ -69,7 +72,23 @@ class Sidecar:
         *,
         telemetry: Telemetry,
         drain: Drain,
+        interval_s: Callable[[], float] | None = None,
+        learned_blocks_max: Callable[[], int] = lambda: LEARNED_BLOCKS_MAX,
     ) -> None:
+        """Nothing is done yet.
+
+        Args:
+            config: what the operator wants.
+            api: of the engine.
+            redis: link whose calls have a deadline.
+            telemetry: metrics.
+            drain: whether it takes requests.
+            interval_s: between two looks at the engine, asked each time; the configured one when
+                not given.
+            learned_blocks_max: of each rank, for want of memory here; asked each time.
+        """
+        self._learned_blocks_max = learned_blocks_max
+        self._interval_s = interval_s or (lambda: config.scrape_interval_s)
         self._config = config
         self._api = api
         self._redis = redis
@@ -87,16 +106,23 @@ class Sidecar:
         """
         if self._config.checkpoint_path is not None:
             check_directory(self._config.checkpoint_path)
+        measured_tokens_per_s: float | None = None
         with contextlib.closing(Journal(self._config.journal_path)) as journal:
             while True:
                 engine = await self._patiently(
                     "engine_awaited", self._api.describe, EngineUnreachable
                 )
+                rate = self._config.prefill_tokens_per_s or measured_tokens_per_s
+                if rate is None and self._config.measure_prefill:
+                    rate = measured_tokens_per_s = await measured_prefill(self._api, engine)
+                engine_plan = plan(self._config, engine, prefill_tokens_per_s=rate)
                 try:
-                    await self._serve(engine, plan(self._config, engine), journal)
+                    await self._serve(engine, engine_plan, journal)
                 except* (EngineRestarted, FleetChanged) as reasons:
                     self._telemetry.restarts.inc()
                     self._log.warning("engine_left", reason=str(reasons.exceptions[0]))
+                    if reasons.subgroup(EngineRestarted):  # else it is as fast as it was, and busy
+                        measured_tokens_per_s = None
 
     async def _serve(self, engine: EngineInfo, engine_plan: Plan, journal: Journal) -> None:
         """Index one engine process: an instance for each of its ranks."""
@@ -138,7 +164,15 @@ class Sidecar:
         fleet = await self._patiently("slot_awaited", join, *REDIS_WEATHER, FleetFull)
         check_block_sizes(rank_plan.record.block_size_tokens, fleet.block_size_tokens)
         keeper = self._checkpoint_keeper(rank_plan, fleet)
-        return Rank(rank_plan, publisher, fleet, self._telemetry, keeper, drain=self._drain)
+        return Rank(
+            rank_plan,
+            publisher,
+            fleet,
+            self._telemetry,
+            keeper,
+            drain=self._drain,
+            learned_blocks_max=self._learned_blocks_max,
+        )
 
     def _checkpoint_keeper(
         self, rank_plan: RankPlan, fleet: FleetRecord
@@ -164,7 +198,7 @@ class Sidecar:
         checked_s = refreshed_s = loop.time()
         is_healthy = answered = True
         while True:
-            started_s = loop.time()
+            started_s, asked_s = loop.time(), time.monotonic()
             try:
                 if started_s - checked_s >= HEALTH_CHECK_S or not is_healthy:
                     checked_s, is_healthy = started_s, await self._api.is_healthy()
@@ -181,12 +215,12 @@ class Sidecar:
             answered = answers
             for rank in ranks:
                 if answers:
-                    await rank.heartbeat(_sample_of(samples, rank.source, len(ranks)))
+                    await rank.heartbeat(_sample_of(samples, rank.source, len(ranks)), asked_s)
                 else:
                     rank.stop_renewing()
                 rank.export()
             spent_s = loop.time() - started_s
-            await asyncio.sleep(max(0.0, self._config.scrape_interval_s - spent_s))
+            await asyncio.sleep(max(0.0, self._interval_s() - spent_s))
 
     async def _announce(
         self, ranks: Sequence[Rank], known_adapters: tuple[str, ...]
@@ -226,7 +260,7 @@ class Sidecar:
                 if loop.time() - said_s >= WAITING_LOG_S:
                     said_s = loop.time()
                     self._log.info(event, reason=str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(max(RETRY_S, self._interval_s()))
 
 
 def _sample_of(

@@ -22,6 +22,7 @@ class Telemetry:
         self._registry = registry
         self._name_events()
         self._name_losses()
+        self._name_learned()
         self._name_index()
         self._name_process()
 
@@ -115,6 +116,22 @@ class Telemetry:
             "checkpoint_age_seconds", "Since the checkpoint was written."
         )
 
+    def _name_learned(self) -> None:
+        """What no event tells of."""
+        self.learned_blocks = self._gauge(
+            "learned_blocks", "Canonical blocks published because routers say they were computed."
+        )
+        self.computed_notices = self._counter(
+            "computed_notices", "Chains that routers say were computed.", "outcome"
+        )
+        self.engines = self._gauge("engines", "Engines on the list of this process.", "")
+        self.engine_failures = self._process_counter(
+            "engine_failures", "Engines given up for a while: they cannot be indexed as they are."
+        )
+        self.list_failures = self._process_counter(
+            "engine_list_failures", "Times the list of engines could not be read."
+        )
+
     def _name_index(self) -> None:
         """What is published, and how far behind it is."""
         self.published = self._counter(
@@ -173,6 +190,9 @@ class Telemetry:
         )
         self.balanced_slots = self._process_counter(
             "balanced_slots", "Slots whose counters differed from the ledgers and were set right."
+        )
+        self.audits_left_out = self._process_counter(
+            "audits_left_out", "Times the books held too many reservations to be compared at once."
         )
 
 

@@ -9,6 +9,7 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from indexer.contract.link import address
+from router.door.options import DoorOptions, check_door, masked
 from router.policies import policy_by_name
 
 ENV_PREFIX: Final = "TIMESTABLE_ROUTER"
@@ -20,10 +21,11 @@ ENGINE_KEEPALIVE_S: Final = 5.0
 """vLLM closes a connection that was idle for this long."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["json", "console"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig:
+class RouterConfig(DoorOptions):
     """Route OpenAI requests to the vLLM instance where they cost least.
 
     Args:
@@ -35,6 +37,11 @@ class RouterConfig:
         port: port for clients; 0 takes any free one
         reuse_port: share the port with other router processes of this machine
         admin_port: listener of its own for /health /ready /metrics /fleet; none when not given
+        processes: routers that this command runs on one port, each on a core of its own and with
+            these bounds of its own; the i-th of them, from 0, has admin port admin_port + i. One
+            that dies is started again
+        process_number: which of these processes this is; given by the one that starts them
+        process_restarts: how many have died in its place before; likewise
         policy: how instances are chosen (lmetric, least_loaded, round_robin, vllm_v1, max_hit,
             max_hit_bounded)
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
@@ -43,23 +50,42 @@ class RouterConfig:
         share_reservations: book requests in Redis, so that all routers decide as one; false is
             for measuring what that is worth: this router then knows only its own requests and
             what engines report
+        model_aliases: name that clients may ask for to name that engines serve; in such a request
+            the model's name is replaced, and nothing else
+        inject_usage: ask for the usage of every stream, so that predicted hits can be compared;
+            clients who did not ask do not see it
         tokenizers: model name to path or hub name of its tokenizer, where the engine's own
             does not do
         tokenize_threads: threads that render templates and tokenize
-        tokenize_deadline_s: a prompt that takes longer is routed without prefix hits
+        tokenize_deadline_s: a prompt that takes longer is routed by its text, not its tokens
+        tokenize_waiting_max: prompts that may wait for such a thread; more are routed by their text
+        tokenize_cache_bytes: of each tokenizer, for parts of chats it has seen; 0 tokenizes every
+            turn whole
         index_deadline_s: Redis must answer within this, else the decision is made without it
         body_bytes_max: largest request body
         body_timeout_s: a request body must have arrived within this
-        in_flight_requests_max: requests beyond this are refused with 429
-        in_flight_bytes_max: bodies of all requests in flight beyond this are refused with 429
+        in_flight_requests_max: requests beyond this wait, see queue_requests_max
+        in_flight_bytes_max: bodies of all requests beyond this are refused with 429
         retries_max: further instances to try as long as nothing has reached the client
+        continue_streams: go on with a plain streamed completion at another instance when its own
+            breaks off, where that can be exact; reads every event of such streams
         connect_timeout_s: for a new connection to an instance
         first_byte_timeout_s: for the first byte of an answer, queueing and prefill included
         idle_timeout_s: between two pieces of an answer, on either side
+        total_timeout_s: from the first dispatch of a request to the last byte of its answer
         keepalive_s: an unused connection to an instance is closed after this
+        ejection_failures_min: failures in a row after which an instance is left out for a while
+        ejection_lease_s: how long, the first time; each time in a row it is doubled
+        ejection_lease_max_s: how long at most
+        ejection_ratio_max: how much of a fleet may be left out at once, 0..1; never all of it;
+            0 leaves out nobody
         drain_notice_s: on SIGTERM, how long /ready says no before requests are refused
         drain_deadline_s: on SIGTERM, how long answers may take to finish
         log_level: least level of log lines
+        log_format: json, one object a line; or console, to be read by a person
+        otlp_endpoint: base URL of an OpenTelemetry collector (OTLP over HTTP) that is told of every
+            request; needs the extra timestable[otel]
+        otlp_sample_ratio: share of traces told, 0..1, of those that begin at this router
     """
 
     redis_url: str = "redis://127.0.0.1:6390"
@@ -68,26 +94,42 @@ class RouterConfig:
     port: NonNegativeInt = 8000
     reuse_port: bool = False
     admin_port: NonNegativeInt | None = None
+    processes: PositiveInt = 1
+    process_number: NonNegativeInt | None = None
+    process_restarts: NonNegativeInt = 0
     policy: str = "lmetric"
     allow_policy_override: bool = False
     in_flight_credit: bool = True
     share_reservations: bool = True
+    model_aliases: dict[str, str] = field(default_factory=dict)
+    inject_usage: bool = False
     tokenizers: dict[str, str] = field(default_factory=dict)
     tokenize_threads: PositiveInt = 2
     tokenize_deadline_s: PositiveFloat = 2.0
+    tokenize_waiting_max: PositiveInt = 512
+    tokenize_cache_bytes: NonNegativeInt = 64 * 1024 * 1024
     index_deadline_s: PositiveFloat = 0.25
     body_bytes_max: PositiveInt = 16 * 1024 * 1024
     body_timeout_s: PositiveFloat = 60.0
     in_flight_requests_max: PositiveInt = 4096
     in_flight_bytes_max: PositiveInt = 1024 * 1024 * 1024
     retries_max: NonNegativeInt = 2
+    continue_streams: bool = False
     connect_timeout_s: PositiveFloat = 2.0
     first_byte_timeout_s: PositiveFloat = 600.0
     idle_timeout_s: PositiveFloat = 120.0
+    total_timeout_s: PositiveFloat = 4 * 3600.0
     keepalive_s: PositiveFloat = 3.0
+    ejection_failures_min: PositiveInt = 3
+    ejection_lease_s: PositiveFloat = 5.0
+    ejection_lease_max_s: PositiveFloat = 60.0
+    ejection_ratio_max: NonNegativeFloat = 0.5
     drain_notice_s: NonNegativeFloat = 1.0
     drain_deadline_s: NonNegativeFloat = 60.0
     log_level: LogLevel = "info"
+    log_format: LogFormat = "json"
+    otlp_endpoint: str | None = None
+    otlp_sample_ratio: NonNegativeFloat = 1.0
 
     def __post_init__(self) -> None:
         """Check what holds between values.
@@ -104,12 +146,16 @@ class RouterConfig:
                 raise ValueError(f"{key}: {getattr(self, key)} is above {PORT_MAX}")
         if self.admin_port and self.admin_port == self.port:
             raise ValueError(f"admin_port: {self.admin_port} is the port for clients already")
+        _check_processes(self)
         try:
             topology = address.parse(self.redis_url).topology
         except ValueError as error:
             raise ValueError(f"redis_url: {error}") from None
         if self.read_replicas and topology is not address.Topology.CLUSTER:
             raise ValueError("read_replicas: needs a cluster: redis_url redis+cluster://HOST:PORT")
+        _check_ejection(self)
+        _check_traces(self)
+        check_door(self)
         if self.keepalive_s >= ENGINE_KEEPALIVE_S:
             raise ValueError(
                 f"keepalive_s: {self.keepalive_s:g} must be below {ENGINE_KEEPALIVE_S:g}, after "
@@ -122,9 +168,38 @@ class RouterConfig:
             )
 
 
+def _check_processes(config: RouterConfig) -> None:
+    if config.processes == 1 or not config.admin_port:
+        return
+    last = config.admin_port + config.processes - 1
+    if last > PORT_MAX or config.admin_port <= config.port <= last:
+        raise ValueError(
+            f"admin_port: {config.processes} processes have admin ports {config.admin_port} to "
+            f"{last}; the port for clients may not be among them, nor any above {PORT_MAX}"
+        )
+
+
+def _check_ejection(config: RouterConfig) -> None:
+    if config.ejection_ratio_max > 1:
+        raise ValueError(f"ejection_ratio_max: {config.ejection_ratio_max:g} is above 1")
+    if config.ejection_lease_s > config.ejection_lease_max_s:
+        raise ValueError(
+            f"ejection_lease_s: {config.ejection_lease_s:g} is above "
+            f"ejection_lease_max_s: {config.ejection_lease_max_s:g}"
+        )
+
+
+def _check_traces(config: RouterConfig) -> None:
+    if config.otlp_sample_ratio > 1:
+        raise ValueError(f"otlp_sample_ratio: {config.otlp_sample_ratio:g} is above 1")
+    endpoint = config.otlp_endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ValueError(f"otlp_endpoint: {endpoint} is no URL such as http://collector:4318")
+
+
 def loggable(config: RouterConfig) -> dict[str, Any]:
-    """All values but the password of Redis."""
-    shown = {one.name: getattr(config, one.name) for one in fields(config)}
+    """All values but secrets and the password of Redis."""
+    shown = {one.name: masked(one.name, getattr(config, one.name)) for one in fields(config)}
     shown["redis_url"] = address.without_password(config.redis_url)
     return shown
 

@@ -1,7 +1,9 @@
 """Who may be chosen, and what is known of them. Pure."""
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,11 @@ from router.snapshot import Column, FleetSnapshot
 
 _ELIGIBLE_FLAGS = int(SlotFlag.USED)
 """And no other: closing, draining and asleep are not eligible."""
+
+ALIKE_RATIO: Final = 1.25
+"""Measurements of equal devices differ by less; different devices by more."""
+
+SLOWNESS_MAX: Final = 65_535
 
 _REASONS = (
     (SlotFlag.CLOSING, "closing"),
@@ -32,12 +39,14 @@ class Roster:
         identity: uint64 digest of each instance id.
         slot: slot index of each.
         block_size_tokens: each engine's own block size.
+        slowness: see `FleetSnapshot`.
     """
 
     instances: tuple[InstanceRecord, ...]
     identity: npt.NDArray[np.uint64]
     slot: Column
     block_size_tokens: Column
+    slowness: Column | None = None
 
     @classmethod
     def of(cls, records: dict[int, InstanceRecord]) -> "Roster":
@@ -52,7 +61,23 @@ class Roster:
             ),
             slot=np.array(slots, np.int64),
             block_size_tokens=np.array([r.block_size_tokens for r in instances], np.int64),
+            slowness=slowness([r.prefill_tokens_per_s for r in instances]),
         )
+
+
+def slowness(tokens_per_s: Sequence[float | None]) -> Column | None:
+    """What a token of prefill takes on each device against the fastest, in thousandths.
+
+    None where the known ones are alike within ALIKE_RATIO: then every token counts the same, and
+    nothing is decided otherwise than without knowing. Who is not known counts as their median.
+    """
+    known = [rate for rate in tokens_per_s if rate is not None]
+    if not known or max(known) <= min(known) * ALIKE_RATIO:
+        return None
+    middle = float(np.median(known))
+    rates = np.array([middle if rate is None else rate for rate in tokens_per_s])
+    thousandths = np.round(1000 * max(known) / rates).astype(np.int64)
+    return np.minimum(thousandths, SLOWNESS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +130,9 @@ def are_eligible(rows: npt.NDArray[np.void], now_s: float) -> npt.NDArray[np.boo
     return eligible
 
 
-def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
+def eligible_snapshot(
+    sighting: Sighting, prompt_tokens: int, *, approximate: bool = False
+) -> FleetSnapshot:
     """Who may be chosen, and what is known of them.
 
     Eligible is an instance whose lease lived when the counters were read and that was neither
@@ -157,6 +184,8 @@ def eligible_snapshot(sighting: Sighting, prompt_tokens: int) -> FleetSnapshot:
         taken_s=sighting.taken_s,
         degraded=sighting.degraded,
         degraded_cause=sighting.degraded_cause,
+        approximate=approximate,
+        slowness=None if roster.slowness is None else roster.slowness[keep],
     )
 
 
@@ -176,11 +205,11 @@ def _soon_tokens(
     )
 
 
-_COLUMNS = tuple(
-    field.name
-    for field in fields(FleetSnapshot)
-    if field.name not in {"fleet", "instances", "looked_s", "taken_s", "degraded", "degraded_cause"}
-)
+_NO_COLUMNS = {
+    *("fleet", "instances", "looked_s", "taken_s", "degraded", "degraded_cause", "approximate"),
+    "slowness",
+}
+_COLUMNS = tuple(field.name for field in fields(FleetSnapshot) if field.name not in _NO_COLUMNS)
 
 
 def take(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> FleetSnapshot:
@@ -188,6 +217,7 @@ def take(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> FleetSnapshot
     return replace(
         snapshot,
         instances=tuple(snapshot.instances[i] for i in places.tolist()),
+        slowness=None if snapshot.slowness is None else snapshot.slowness[places],
         **{name: getattr(snapshot, name)[places] for name in _COLUMNS},
     )
 

@@ -5,11 +5,15 @@ the metrics, so that a client and an operator see why without reading text.
 """
 
 from enum import StrEnum
+from typing import Final
 
 from indexer.contract.identifiers import InstanceId
 
 MODEL_SHOWN_MAX = 128
 """Characters of an unknown model's name that go back to whoever asked for it."""
+
+INSTANCES_SHOWN_MAX = 16
+"""Of a fleet, to whoever asked for one that is not there."""
 
 
 class DropReason(StrEnum):
@@ -19,8 +23,13 @@ class DropReason(StrEnum):
     BODY_TOO_LARGE = "body-too-large"
     BODY_TOO_SLOW = "body-too-slow"
     MODEL_UNKNOWN = "model-unknown"
+    INSTANCE_UNKNOWN = "instance-unknown"
     PROMPT_TOO_LONG = "prompt-too-long"
     OVERLOADED = "overloaded"
+    QUEUE_TIMEOUT = "queue-timeout"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    KEY_LIMITED = "key-limited"
     DRAINING = "draining"
     NO_ELIGIBLE_INSTANCE = "no-eligible-instance"
     INDEX_UNAVAILABLE = "index-unavailable"
@@ -34,6 +43,8 @@ class DegradedCause(StrEnum):
 
     TOKENIZER_UNAVAILABLE = "tokenizer-unavailable"
     TOKENIZER_SLOW = "tokenizer-slow"
+    TOKENIZER_BUSY = "tokenizer-busy"
+    TEXT_REFUSED = "text-refused"
     TEMPLATE_FAILED = "template-failed"
     INDEX_UNAVAILABLE = "index-unavailable"
     INDEX_INCOMPLETE = "index-incomplete"
@@ -99,6 +110,16 @@ class ModelUnknown(RouterError):  # noqa: N818
         self.model = model
 
 
+class InstanceUnknown(RouterError):  # noqa: N818
+    """There is no instance of this id."""
+
+    reason = DropReason.INSTANCE_UNKNOWN
+
+    def __init__(self, asked: str, known: list[str]) -> None:
+        ids = ", ".join(sorted(known)[:INSTANCES_SHOWN_MAX]) or "none"
+        super().__init__(f"There is no instance `{asked[:MODEL_SHOWN_MAX]}`. Known are: {ids}.")
+
+
 class Overloaded(RouterError):  # noqa: N818
     """A bound of this router is reached; the request was not started."""
 
@@ -110,6 +131,57 @@ class Draining(Overloaded):
     """This router is being stopped and takes no new request."""
 
     reason = DropReason.DRAINING
+
+
+class QueueTimeout(Overloaded):
+    """The request waited for a place, and none became free in time."""
+
+    reason = DropReason.QUEUE_TIMEOUT
+
+
+class Unauthorized(RouterError):  # noqa: N818
+    """The request has no key, or one that is not known here.
+
+    Attributes:
+        challenge: the scheme that the answer asks for.
+    """
+
+    reason = DropReason.UNAUTHORIZED
+
+    def __init__(self, message: str, *, challenge: str = "Bearer") -> None:
+        super().__init__(message)
+        self.challenge = challenge
+
+
+class Forbidden(RouterError):  # noqa: N818
+    """Who asks is not allowed to."""
+
+    reason = DropReason.FORBIDDEN
+
+
+class ModelForbidden(Forbidden):
+    """The key is not for this model."""
+
+    def __init__(self, model: str) -> None:
+        shown = model if len(model) <= MODEL_SHOWN_MAX else f"{model[:MODEL_SHOWN_MAX]}..."
+        super().__init__(
+            f"This key is not for the model `{shown}`. GET /v1/models lists those that it is for."
+        )
+
+
+class KeyLimited(RouterError):  # noqa: N818
+    """The key has used up what it may use for now.
+
+    Attributes:
+        limit: requests, tokens or concurrent.
+    """
+
+    reason = DropReason.KEY_LIMITED
+
+    def __init__(self, message: str, *, limit: str, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class NoEligibleInstance(RouterError):  # noqa: N818
@@ -144,13 +216,41 @@ class TokensUnknown(Exception):  # noqa: N818
         self.cause = cause
 
 
+class UpstreamCause(StrEnum):
+    """How an instance failed a request."""
+
+    CONNECT = "connect"  # refused, unreachable, or a name that nobody knows
+    CONNECT_TIMEOUT = "connect-timeout"
+    RESET = "reset"  # the connection broke, or what came is not HTTP
+    STATUS = "status"  # it said so itself: 500, 502, 504
+    PUSHBACK = "pushback"  # 429 or 503: it is well, and will not take more
+    TRUNCATED = "truncated"  # a stream that ended as if complete, and is not
+    FIRST_BYTE_TIMEOUT = "first-byte-timeout"
+    IDLE_TIMEOUT = "idle-timeout"
+    TOTAL_TIMEOUT = "total-timeout"
+
+    @property
+    def timeout(self) -> bool:
+        """It was given all the time there was, so nobody else is asked."""
+        return self in _OUT_OF_TIME
+
+
+_OUT_OF_TIME: Final = frozenset(
+    {
+        UpstreamCause.FIRST_BYTE_TIMEOUT,
+        UpstreamCause.IDLE_TIMEOUT,
+        UpstreamCause.TOTAL_TIMEOUT,
+    }
+)
+
+
 class UpstreamFailed(RouterError):  # noqa: N818
     """The chosen instance did not answer, or broke off.
 
     Attributes:
         instance_id: the chosen instance.
         before_first_byte: nothing of its answer has reached the client.
-        timeout: it was given all the time there was, so nobody else is asked.
+        cause: how it failed.
     """
 
     reason = DropReason.UPSTREAM_FAILED
@@ -162,19 +262,19 @@ class UpstreamFailed(RouterError):  # noqa: N818
         message: str,
         *,
         before_first_byte: bool,
-        timeout: bool = False,
+        cause: UpstreamCause = UpstreamCause.RESET,
     ) -> None:
         super().__init__(message)
         self.instance_id = instance_id
         self.before_first_byte = before_first_byte
-        self.timeout = timeout
-        if timeout:
+        self.cause = cause
+        if cause.timeout:
             self.reason = DropReason.UPSTREAM_TIMEOUT
 
     @property
     def retryable(self) -> bool:
         """Whether another instance may be asked."""
-        return self.before_first_byte and not self.timeout
+        return self.before_first_byte and not self.cause.timeout
 
 
 class ClientGone(RouterError):  # noqa: N818

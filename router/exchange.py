@@ -1,9 +1,12 @@
 """One request and its answer, as the flow sees the HTTP side."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from router.admission import Ticket
+from router.door.admission import Ticket
+from router.door.visitor import Visitor
 from router.errors import RouterError
+from router.instances.engine_connection import Wire
 from router.instances.upstream import Answer
 from router.requests.api_call import ApiCall
 from router.snapshot import Decision
@@ -17,12 +20,21 @@ class Exchange(Protocol):
         """Whether a part of the answer may have reached the client."""
         ...
 
+    @property
+    def visitor(self) -> Visitor:
+        """Who asks, as far as it is known before the body."""
+        ...
+
     async def receive(self, ticket: Ticket) -> ApiCall:
         """Read and check the request.
 
         Raises:
-            RequestInvalid, BodyTooLarge, BodyTooSlow, Overloaded.
+            RequestInvalid, BodyTooLarge, BodyTooSlow, Overloaded, ModelForbidden.
         """
+        ...
+
+    def tell_limits(self, limits: Mapping[str, str]) -> None:
+        """Headers about the caller's limits, for the answer that will be started."""
         ...
 
     async def start(self, answer: Answer, decision: Decision) -> None:
@@ -31,6 +43,10 @@ class Exchange(Protocol):
 
     async def write(self, chunk: bytes) -> None:
         """Send a piece of the body; raises ClientGone."""
+        ...
+
+    def wire(self) -> Wire | None:
+        """Where chunks can go as they come, once the answer has begun; None: through `write`."""
         ...
 
     async def finish(self) -> None:

@@ -14,6 +14,9 @@ POLICY: Final = "x-timestable-policy"
 EXPLAIN: Final = "x-timestable-explain"
 """Asks for DECISION in the answer."""
 
+PRIORITY: Final = "x-timestable-priority"
+"""How important the request is where some have to wait, in place of the body's; lower is more."""
+
 INSTANCE: Final = "x-timestable-instance"
 """Answer: id of the chosen instance."""
 

@@ -169,6 +169,9 @@ class Ledger:
                 choice=-1 if product else 0,
                 expected_batch_size=int(snapshot.batch_size[places[0]]) if checked else -1,
                 in_flight=in_flight(snapshot, places, milestones, checked=checked),
+                slowness=snapshot.slowness[places]
+                if product and snapshot.slowness is not None
+                else None,
             )
             status, index, states = await functions.run(self._link, call)
             telemetry.RESERVATIONS.labels(status=status.decode()).inc()
@@ -189,8 +192,17 @@ class Ledger:
                 case _:
                     raise AssertionError(status)
 
+    def unbooked(
+        self, policy: Policy, request: RequestView, snapshot: FleetSnapshot
+    ) -> tuple[Decision, Booking]:
+        """Choose for a request that costs its instance nothing that counts; nothing is booked."""
+        decision = decide(policy, request, snapshot)
+        return decision, Booking(fleet=self._book(snapshot).fleet, sequence=self._take_sequence())
+
     def awaits(self, booking: Booking, block: BlockHash) -> None:
         """Its prefill ends when its instance has stored this block; the sidecar tells Redis so.
+
+        Of a ticket, which no instance stores, it tells when it has counted so far.
 
         This router does not hear of that: its book has the tokens queued until `prefilled` or
         `release`, and where Redis knows better a sync leaves it so. Idempotent.

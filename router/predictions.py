@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from indexer.contract.limits import BLOCK_HASH_BYTES
+from indexer.contract.limits import BLOCK_HASH_BYTES, NOTICE_BLOCKS_MAX
 from indexer.contract.records import Notice
 from router import telemetry
 from router.index.notice_queue import NoticeQueue
+from router.request_record import RequestRecord
 from router.requests.api_call import ApiCall
 from router.snapshot import Decision
-from router.telemetry import RequestRecord, instance_label
+from router.telemetry import instance_label
 
 WINDOW_S: Final = 600.0
 STEP_S: Final = 30.0
@@ -128,12 +129,31 @@ class Predictions:
             record: with what the engine reported; its verdict is set.
         """
         actual_tokens = record.cached_tokens
-        if actual_tokens is None or record.degraded or decision.degraded:
+        if actual_tokens is None or decision.degraded:
             return
-        if call.prompts_count != 1 or call.choices_count != 1:
+        if decision.approximate:
+            fleet = decision.snapshot.fleet.model_scope
+            telemetry.APPROXIMATE_HIT_TOKENS.labels(fleet).inc(decision.hit_tokens)
+            telemetry.APPROXIMATE_CACHED_TOKENS.labels(fleet).inc(actual_tokens)
+            return
+        if record.degraded:
+            return
+        if call.prompts_count != 1 or call.choices_count != 1 or not call.tells_cached_tokens:
             return
         record.prediction = self._compare(decision, actual_tokens)
         notice = notice_of(decision, hashes, actual_tokens) if call.reads_prefixes else None
+        if notice is not None:
+            fleet_id = decision.snapshot.fleet.fleet_id
+            self._notices.tell(fleet_id, decision.slot, decision.generation, notice)
+
+    def computed(self, decision: Decision, hashes: bytes) -> None:
+        """An answer has begun, so its engine has computed the prompt: tell who cannot see it.
+
+        Args:
+            decision: where it was sent; nothing is told of what the engine's own events tell.
+            hashes: chain of the prompt, of token blocks or of text chunks.
+        """
+        notice = computed_notice(decision, hashes) if decision.approximate and hashes else None
         if notice is not None:
             fleet_id = decision.snapshot.fleet.fleet_id
             self._notices.tell(fleet_id, decision.slot, decision.generation, notice)
@@ -229,4 +249,23 @@ def notice_of(decision: Decision, hashes: bytes, actual_tokens: int) -> Notice |
         predicted_tokens=by_index_tokens,
         actual_tokens=actual_tokens,
         hashes=hashes[: (deeper_blocks + 1) * BLOCK_HASH_BYTES],
+    )
+
+
+def computed_notice(decision: Decision, hashes: bytes) -> Notice:
+    """What the sidecar should learn: from the last block that the index has on, or the whole chain.
+
+    A chain longer than a notice is told in part, its beginning first.
+    """
+    block_size_tokens = decision.snapshot.fleet.block_size_tokens
+    by_index_tokens = decision.hit_tokens - decision.in_flight_tokens
+    first_block = max(by_index_tokens // block_size_tokens - 1, 0)
+    start = first_block * BLOCK_HASH_BYTES
+    return Notice(
+        decided_s=decision.snapshot.looked_s,
+        predicted_tokens=0,
+        actual_tokens=0,
+        hashes=hashes[start : start + NOTICE_BLOCKS_MAX * BLOCK_HASH_BYTES],
+        computed=True,
+        first_block=first_block,
     )

@@ -1,23 +1,27 @@
-"""The life of a request, top to bottom. Whatever is decided about failures is decided here."""
+"""The life of a request, top to bottom.
+
+Whatever is decided about failures is decided here and in `dispatch`, about those of instances.
+"""
 
 import asyncio
 import itertools
 import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from indexer.contract import block_hash
 from indexer.contract.block_hash import TOKEN_BYTES
 from indexer.contract.identifiers import InstanceId
-from indexer.contract.limits import BLOCKS_PER_LOOKUP_MAX
 from indexer.contract.milestones import Milestones
 from router import headers as names
 from router import telemetry
-from router.admission import Admission
-from router.awaiting import last_full_block
+from router.attempt import Question
+from router.awaiting import PrefillEnd
 from router.decide import decide
+from router.dispatch import DispatchBounds, Dispatcher
+from router.door.admission import Admission
+from router.door.key_limits import KeyLimiter
 from router.eligibility import Sighting, eligible_snapshot, without
 from router.errors import (
     DegradedCause,
@@ -28,42 +32,28 @@ from router.errors import (
     RequestInvalid,
     RouterError,
     TokensUnknown,
-    UpstreamFailed,
 )
 from router.exchange import Exchange
 from router.index.index_client import INDEX_SILENCE_MAX_S, IndexClient
-from router.index.known_fleets import ServedModel
-from router.instances.suspects import Suspects
+from router.index.known_fleets import ServedModel, only_model
+from router.instances.ejections import Ejections
 from router.instances.upstream import Upstream
 from router.ledger import Ledger
 from router.policies.base import Policy
 from router.predictions import Predictions
-from router.requests.api_call import ApiCall
+from router.request_record import RequestRecord, Stage
+from router.requests.api_call import ApiCall, Cost, OpaquePrompt
 from router.requests.prompt_limits import refuse_huge, refuse_too_long
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
-from router.telemetry import RequestRecord
-from router.tokens.tokenize import EncodedPrompt, Tokenizer, estimate
+from router.tokens import approximate
+from router.tokens.hash_chains import HashChains
+from router.tokens.tokenize import EncodedPrompt, Tokenizer
 
-RETRIED_STATUSES: Final = frozenset({502, 503, 504})
-"""An instance that says this has not begun: another one may be able to."""
+NO_PROMPT: Final = EncodedPrompt(packed=b"", prompt_tokens=1, longest_tokens=0, last_packed=b"")
+"""Of a request that costs its engine nothing that counts."""
 
 SHORT_PREFILL_S: Final = 0.1
 """After so long less than a block is computed: as late as a sidecar would tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A request and everything its decision rests on."""
-
-    call: ApiCall
-    policy: Policy
-    served: ServedModel
-    hashes: bytes
-    milestones: Milestones | None
-    view: RequestView
-    snapshot: FleetSnapshot
-    stores_tell: bool
-    """Whether the blocks that its engine stores tell when its prefill has ended."""
 
 
 class Router:
@@ -71,7 +61,9 @@ class Router:
 
     Args:
         admission: the door.
+        key_limiter: what callers may use.
         tokenizer: prompt -> token ids.
+        chains: token ids -> block hashes.
         index: models and snapshots.
         ledger: reservations.
         upstream: to the instances.
@@ -79,7 +71,8 @@ class Router:
         policies: all that can be asked for, by name.
         default_policy: for requests that ask for none.
         allow_policy_override: whether a request may ask for one.
-        retries_max: further instances asked before the first byte.
+        ejections: instances left out for a while.
+        bounds: of what is done for one request.
         in_flight_credit: count what requests in prefill are about to compute.
     """
 
@@ -87,7 +80,9 @@ class Router:
         self,
         *,
         admission: Admission,
+        key_limiter: KeyLimiter,
         tokenizer: Tokenizer,
+        chains: HashChains,
         index: IndexClient,
         ledger: Ledger,
         upstream: Upstream,
@@ -95,23 +90,31 @@ class Router:
         policies: Mapping[str, Policy],
         default_policy: str,
         allow_policy_override: bool,
-        retries_max: int,
+        ejections: Ejections,
+        bounds: DispatchBounds,
         in_flight_credit: bool = True,
     ) -> None:
         assert default_policy in policies, default_policy
         self._admission = admission
+        self._key_limiter = key_limiter
         self._tokenizer = tokenizer
+        self._chains = chains
         self._index = index
         self._ledger = ledger
-        self._upstream = upstream
-        self._predictions = predictions
         self._policies = policies
         self._default_policy = default_policy
         self._allow_policy_override = allow_policy_override
-        self._retries_max = retries_max
         self._in_flight_credit = in_flight_credit
         self._sequence = itertools.count()
-        self._suspects = Suspects()
+        self._ejections = ejections
+        self._dispatcher = Dispatcher(
+            reserve=self._book,
+            ledger=ledger,
+            upstream=upstream,
+            predictions=predictions,
+            ejections=ejections,
+            bounds=bounds,
+        )
 
     async def route(self, exchange: Exchange, record: RequestRecord) -> None:
         """Answer one request.
@@ -120,11 +123,22 @@ class Router:
             RouterError: the answer has not been started; it is the caller's to send.
         """
         try:
-            with self._admission.enter() as ticket:  # 1 bounded, else Overloaded
-                call = await exchange.receive(ticket)
+            with (  # 1 bounded, else Overloaded, KeyLimited
+                self._key_limiter.visit(
+                    exchange.visitor.caller, record.output_tokens_told
+                ) as visit,
+                self._admission.enter(exchange.visitor.priority) as ticket,
+            ):
+                call = record.onward(await exchange.receive(ticket))
+                record.lap(Stage.RECEIVE)
+                await ticket.wait_for_place(exchange.visitor, call.body)
+                record.lap(Stage.QUEUE)
                 record.received_s = time.monotonic()
                 question = await self._prepare(call, record)  # 2 - 5
-                await self._dispatch(question, exchange, record)  # 6 - 9
+                free = call.cost is Cost.NONE  # of tokens; it counts as a request
+                limits = await visit.charge(0 if free else question.view.prompt_tokens)
+                exchange.tell_limits(limits)
+                await self._dispatcher.dispatch(question, exchange, record)  # 6 - 9
             record.outcome = "completed"
         except RouterError as error:
             record.outcome = error.reason
@@ -145,6 +159,7 @@ class Router:
         """
         with self._admission.enter() as ticket:
             call = await exchange.receive(ticket)
+            await ticket.wait_for_place(exchange.visitor, call.body)
             question = await self._prepare(call, record)
         return decide(question.policy, question.view, question.snapshot)
 
@@ -156,17 +171,25 @@ class Router:
         if call.prompts_count > 1:
             telemetry.MULTI_PROMPT.inc()
         served = await self._served(call.model)
-        record.fleet = served.fleet.model_scope
+        record.model, record.fleet = served.name, served.fleet.model_scope
 
         refuse_huge(served, call)
         prompt = await self._tokens(served, call, record)  # 2 text -> token ids
         record.prompt_tokens = prompt.prompt_tokens
+        record.lap(Stage.TOKENIZE)
         refuse_too_long(prompt, served, call)
-        hashes = _hashes(prompt, served, call)  # 3 token ids -> block hashes
+        hashes = self._chains.of(prompt.packed, served, call)  # 3 token ids -> block hashes
+        hashes = hashes or approximate.chain(prompt.text, served, call)
         milestones = self._milestones(served, hashes, prompt)
+        record.lap(Stage.HASH)
         sighting = await self._look(served, hashes, milestones, record)  # 4 one lookup, one read
-        snapshot = eligible_snapshot(sighting, prompt.prompt_tokens)  # 5 alive, awake, staying
-        snapshot = self._suspects.spared(snapshot)
+        record.lap(Stage.LOOK)
+        snapshot = eligible_snapshot(  # 5 alive, awake, staying
+            sighting,
+            prompt.prompt_tokens,
+            approximate=not prompt.packed and call.cost is not Cost.NONE,
+        )
+        snapshot = self._ejections.spared(snapshot)
         view = RequestView(
             request_id=call.request_id,
             sequence=next(self._sequence),
@@ -182,11 +205,11 @@ class Router:
             milestones=milestones,
             view=view,
             snapshot=snapshot,
-            stores_tell=_stores_tell(call, prompt),
+            prefill_end=self._prefill_end(hashes, prompt, served, call),
         )
 
     async def _served(self, model: str) -> ServedModel:
-        served = await self._index.find(model)
+        served = await self._index.find(model) if model else only_model(self._index.models())
         if served is not None:
             return served
         if self._index.heard_age_s() > INDEX_SILENCE_MAX_S:
@@ -201,11 +224,15 @@ class Router:
     async def _tokens(
         self, served: ServedModel, call: ApiCall, record: RequestRecord
     ) -> EncodedPrompt:
+        if call.cost is Cost.NONE:
+            return NO_PROMPT
+        if isinstance(call.prompt, OpaquePrompt):
+            return approximate.estimated(served, call)
         try:
             return await self._tokenizer.encode(served, call)
-        except TokensUnknown as error:  # without ids there are no hits, but there is an answer
+        except TokensUnknown as error:  # without ids hits are estimates, and there is an answer
             _degrade(record, error.cause)
-            return estimate(call, served.max_model_len_tokens)
+            return approximate.estimated(served, call)
 
     def _milestones(
         self, served: ServedModel, hashes: bytes, prompt: EncodedPrompt
@@ -240,6 +267,8 @@ class Router:
         record: RequestRecord,
     ) -> tuple[Decision, Booking]:
         """Steps 6 and 7."""
+        if question.call.cost is Cost.NONE:
+            return self._ledger.unbooked(question.policy, question.view, snapshot)
         for look_again in (True, False):
             if snapshot.degraded:
                 break
@@ -253,92 +282,54 @@ class Router:
                 sighting = await self._look(
                     question.served, question.hashes, question.milestones, record
                 )
-                snapshot = eligible_snapshot(sighting, question.view.prompt_tokens)
-                snapshot = self._suspects.spared(without(snapshot, failed))
+                snapshot = eligible_snapshot(
+                    sighting,
+                    question.view.prompt_tokens,
+                    approximate=question.snapshot.approximate,
+                )
+                snapshot = self._ejections.spared(without(snapshot, failed))
             except IndexUnavailable:  # Redis learns of it later
                 _degrade(record, DegradedCause.LEDGER_UNAVAILABLE)
                 break
         return self._ledger.reserve_alone(question.policy, question.view, snapshot)
 
-    async def _dispatch(
-        self, question: Question, exchange: Exchange, record: RequestRecord
-    ) -> None:
-        """Steps 6 to 9, on another instance as long as nothing has reached the client."""
-        snapshot = question.snapshot
-        failed: set[InstanceId] = set()
-        for retries_left in range(self._retries_max, -1, -1):
-            last = retries_left == 0 or len(snapshot.instances) == 1
-            decision, booking = await self._reserve(question, snapshot, failed, record)  # 6, 7
-            _note_decision(decision, record)
-            self._await_prefill(question, decision, booking)
-            try:
-                await self._attempt(
-                    question, decision, booking, exchange=exchange, record=record, last=last
-                )  # 8, 9
-            except UpstreamFailed as error:
-                if not error.timeout:
-                    self._suspects.note(error.instance_id)
-                if last or not error.retryable:
-                    raise
-                telemetry.RETRIES.labels(cause=error.reason).inc()
-            else:
-                return
-            finally:
-                self._ledger.release(booking)
-            record.retries_count += 1
-            failed.add(decision.instance.instance_id)
-            snapshot = without(snapshot, failed)
+    async def _book(
+        self,
+        question: Question,
+        snapshot: FleetSnapshot,
+        failed: AbstractSet[InstanceId],
+        record: RequestRecord,
+    ) -> tuple[Decision, Booking]:
+        """Steps 6 and 7, noted, and with somebody to say when the prefill has ended."""
+        decision, booking = await self._reserve(question, snapshot, failed, record)
+        record.note(decision)
+        self._await_prefill(question, decision, booking)
+        return decision, booking
+
+    def _prefill_end(
+        self, hashes: bytes, prompt: EncodedPrompt, served: ServedModel, call: ApiCall
+    ) -> PrefillEnd:
+        if call.prompts_count > 1:
+            hashes = self._chains.of(prompt.last_packed, served, call)
+        return PrefillEnd(
+            request_id=call.request_id,
+            first_byte_tells=call.stream and call.prompts_count == 1,
+            hashes=hashes,
+            hashed_tokens=len(prompt.last_packed) // TOKEN_BYTES,
+            prompt_tokens=prompt.prompt_tokens,
+            block_size_tokens=served.fleet.block_size_tokens,
+        )
 
     def _await_prefill(self, question: Question, decision: Decision, booking: Booking) -> None:
-        """A plain answer shows its first byte at its end; its sidecar sees the prefill end."""
-        if not question.stores_tell:
+        """A first byte that comes too late tells nothing; the sidecar sees the prefill end."""
+        if question.prefill_end.first_byte_tells:
             return
-        block = last_full_block(
-            question.hashes,
-            prompt_tokens=question.view.prompt_tokens,
-            block_size_tokens=question.served.fleet.block_size_tokens,
-            engine_block_size_tokens=decision.instance.block_size_tokens,
-        )
-        if block is None:  # fewer tokens than a block; they must not vanish within a burst
+        awaited = question.prefill_end.awaited(decision, booking)
+        if awaited is None:  # fewer tokens than a block; they must not vanish within a burst
             loop = asyncio.get_running_loop()
             loop.call_later(SHORT_PREFILL_S, self._ledger.prefilled, booking)
         else:
-            self._ledger.awaits(booking, block)
-
-    async def _attempt(
-        self,
-        question: Question,
-        decision: Decision,
-        booking: Booking,
-        *,
-        exchange: Exchange,
-        record: RequestRecord,
-        last: bool,
-    ) -> None:
-        """Steps 8 and 9 on one instance."""
-        async with self._upstream.open(decision.instance, question.call) as answer:
-            if answer.status in RETRIED_STATUSES and not last:
-                raise UpstreamFailed(
-                    decision.instance.instance_id,
-                    f"The instance answered {answer.status}.",
-                    before_first_byte=True,
-                )
-            record.status = answer.status
-            if record.received_s is not None:
-                record.routing_s = answer.sent_s - record.received_s
-            if answer.event_stream:  # of a plain answer the first byte comes at the end
-                self._ledger.prefilled(booking)
-            await exchange.start(answer, decision)
-            try:
-                await self._upstream.relay(answer, exchange)
-                await exchange.finish()
-            finally:
-                record.output_bytes = answer.output_bytes
-                record.cached_tokens = answer.cached_tokens()
-                self._predictions.settle(question.call, decision, question.hashes, record)
-                if answer.first_out_s is not None:
-                    record.first_byte_added_s = answer.first_out_s - answer.first_byte_s
-                    record.ttft_s = answer.first_out_s - record.accepted_s
+            self._ledger.awaits(booking, awaited)
 
     def _policy(self, call: ApiCall) -> Policy:
         name = call.policy
@@ -357,40 +348,6 @@ class Router:
                 param=names.POLICY,
             )
         return self._policies[name]
-
-
-def _stores_tell(call: ApiCall, prompt: EncodedPrompt) -> bool:
-    """Of one prompt whose token ids are known and which reuses what is there.
-
-    One that computes all again finds its blocks stored by others before it has begun; of several
-    prompts only the first one's blocks are known here.
-    """
-    known = bool(prompt.packed) and call.reads_prefixes and call.prompts_count == 1
-    return known and not call.stream
-
-
-def _hashes(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -> bytes:
-    if not prompt.packed or not call.reads_prefixes:
-        return b""
-    fleet = served.fleet
-    root = block_hash.root(
-        model_scope=fleet.model_scope,
-        block_size_tokens=fleet.block_size_tokens,
-        adapter=served.adapter,
-        salt=call.cache_salt,
-    )
-    bytes_max = BLOCKS_PER_LOOKUP_MAX * fleet.block_size_tokens * TOKEN_BYTES
-    return block_hash.chain(root, prompt.packed[:bytes_max], fleet.block_size_tokens)
-
-
-def _note_decision(decision: Decision, record: RequestRecord) -> None:
-    record.instance_id = decision.instance.instance_id
-    record.hit_tokens = decision.hit_tokens
-    record.in_flight_tokens = decision.in_flight_tokens
-    record.new_prefill_tokens = decision.new_prefill_tokens
-    record.queued_prefill_tokens = decision.queued_prefill_tokens
-    record.batch_size = decision.batch_size
-    record.score = decision.score
 
 
 def _degrade(record: RequestRecord, cause: DegradedCause) -> None:

@@ -49,6 +49,9 @@ class FleetSnapshot:
         taken_s: wall clock of the router when the counters were asked for.
         degraded: the index did not answer: instances and counters are the last known, hits are 0.
         degraded_cause: why.
+        approximate: no token ids are known: lengths and hits are estimates from text.
+        slowness: how much longer each instance takes for a token of prefill than the fastest one,
+            in thousandths; None where devices are alike, or nobody tells.
     """
 
     fleet: FleetRecord
@@ -70,6 +73,8 @@ class FleetSnapshot:
     taken_s: float
     degraded: bool = False
     degraded_cause: str | None = None
+    approximate: bool = False
+    slowness: Column | None = None
 
 
 Scores = npt.NDArray[np.float64]
@@ -171,6 +176,11 @@ class Decision:
     def degraded_cause(self) -> str | None:
         """Why."""
         return self.snapshot.degraded_cause
+
+    @property
+    def approximate(self) -> bool:
+        """Its hits are an estimate: from text, or of an instance that tells no events."""
+        return self.snapshot.approximate or self.instance.learned
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -1,16 +1,14 @@
-"""Metrics and the canonical log line.
+"""Metrics.
 
 Labels are bounded: no request or session ids, and of an instance's id the part that a restart
 keeps, removed when it has left.
 """
 
-from dataclasses import dataclass, fields
 from typing import Final
 
-import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
-log = structlog.get_logger()
+from router.fast_histogram import FastHistogram
 
 SECONDS_SHORT: Final = (
     *(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
@@ -18,7 +16,20 @@ SECONDS_SHORT: Final = (
 SECONDS_LONG: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0),
 )
+STAGES: Final = (
+    *("receive", "queue", "tokenize", "hash", "look", "reserve", "first_byte", "added", "failed"),
+    "answer",
+)
+SECONDS_STAGE: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0),
+)
 
+PROCESS_RESTARTS: Final = Gauge(
+    "timestable_router_process_restarts",
+    "Processes that have died in the place of this one; which of --processes it is, by its label.",
+    ["process"],
+)
 REQUESTS: Final = Counter(
     "timestable_router_requests", "Requests ended.", ["outcome", "status", "policy"]
 )
@@ -28,27 +39,65 @@ IN_FLIGHT_REQUESTS: Final = Gauge(
 IN_FLIGHT_BYTES: Final = Gauge(
     "timestable_router_in_flight_bytes", "Bytes of request bodies held for requests in flight."
 )
+QUEUED_REQUESTS: Final = Gauge(
+    "timestable_router_queued_requests", "Requests that wait for a place among those in flight."
+)
+QUEUE_SECONDS: Final = Histogram(
+    "timestable_router_queue_seconds",
+    "Waiting for a place, of requests that had to.",
+    buckets=SECONDS_LONG,
+)
+KEY_REFUSALS: Final = Counter(
+    "timestable_router_key_refusals",
+    "Requests refused by a limit of their API key: requests, tokens, concurrent.",
+    ["limit"],
+)
+KEY_LIMITS_ALONE: Final = Counter(
+    "timestable_router_key_limits_alone",
+    "Requests counted against their key by this router alone, because Redis did not answer.",
+)
+AUTH_REFUSALS: Final = Counter(
+    "timestable_router_auth_refusals",
+    "Requests without a right: no key, unknown key, model, operator.",
+    ["cause"],
+)
+CONNECTIONS: Final = Gauge("timestable_router_connections", "Connections of clients.", ["port"])
+CONNECTION_REFUSALS: Final = Counter(
+    "timestable_router_connection_refusals",
+    "Connections closed by the router: full, slow_headers, malformed.",
+    ["cause"],
+)
 ADMISSION_REFUSALS: Final = Counter(
     "timestable_router_admission_refusals", "Requests refused at the door.", ["bound"]
+)
+STAGE_SECONDS: Final = FastHistogram(
+    "timestable_router_stage_seconds",
+    "What a request waits for in this router, by stage: receive (its body), queue (a place), "
+    "tokenize, hash, look (index), reserve (choose and book), first_byte (of the engine's answer), "
+    "added (that byte through this router), failed (an attempt), answer (the rest of it).",
+    label="stage",
+    values=STAGES,
+    buckets=SECONDS_STAGE,
+)
+DECISIONS: Final = Counter(
+    "timestable_router_decisions",
+    "Decisions by what they came to: only (one candidate), no_hits (nobody holds any of the "
+    "prompt), most_hits (nobody holds more than the chosen one), less_load (somebody does).",
+    ["policy", "reason"],
 )
 ROUTING_SECONDS: Final = Histogram(
     "timestable_router_routing_seconds",
     "Body received to request sent on.",
     buckets=SECONDS_SHORT,
 )
-FIRST_BYTE_ADDED_SECONDS: Final = Histogram(
-    "timestable_router_first_byte_added_seconds",
-    "First upstream byte to first byte out.",
-    buckets=SECONDS_SHORT,
-)
 TTFT_SECONDS: Final = Histogram(
-    "timestable_router_ttft_seconds",
+    "timestable_router_time_to_first_token_seconds",
     "Request accepted to first byte out, streams only.",
     ["policy"],
     buckets=SECONDS_LONG,
 )
 E2E_SECONDS: Final = Histogram(
-    "timestable_router_e2e_seconds",
+    "timestable_router_e2e_request_latency_seconds",
     "Request accepted to last byte out, completed requests only.",
     ["policy"],
     buckets=SECONDS_LONG,
@@ -60,6 +109,19 @@ TOKENIZER_SECONDS: Final = Histogram(
 )
 TOKENIZER_LOADED: Final = Gauge(
     "timestable_router_tokenizer_loaded", "1: loaded; 0: its requests get no hits.", ["model"]
+)
+TOKENIZER_AGREES: Final = Gauge(
+    "timestable_router_tokenizer_agrees",
+    "1: engines asked make the same token ids; 0: one has another tokenizer or chat template.",
+    ["model"],
+)
+TOKENIZER_ASKED: Final = Counter(
+    "timestable_router_tokenizer_asked", "Engines asked for token ids, by what they said.", ["said"]
+)
+TOKENIZED_TOKENS: Final = Counter(
+    "timestable_router_tokenized_tokens",
+    "Tokens of texts: cached (seen before), new, whole (of tokenizers that cannot do parts).",
+    ["how"],
 )
 PROMPT_TOKENS: Final = Counter(
     "timestable_router_prompt_tokens", "Prompt tokens of decided requests.", ["fleet"]
@@ -109,8 +171,48 @@ NOTICES: Final = Counter(
 DEGRADED: Final = Counter(
     "timestable_router_degraded", "Decisions made without prefix hits or fresh counters.", ["cause"]
 )
+APPROXIMATE: Final = Counter(
+    "timestable_router_approximate",
+    "Decisions whose hits are estimates: by text (no token ids), by learned (no KV events).",
+    ["by"],
+)
+APPROXIMATE_HIT_TOKENS: Final = Counter(
+    "timestable_router_approximate_hit_tokens_predicted",
+    "Hit tokens of those decisions, where the engine told what they were.",
+    ["fleet"],
+)
+APPROXIMATE_CACHED_TOKENS: Final = Counter(
+    "timestable_router_approximate_cached_tokens_actual",
+    "What the engine told, likewise.",
+    ["fleet"],
+)
 RETRIES: Final = Counter(
     "timestable_router_retries", "Dispatches repeated before the first byte.", ["cause"]
+)
+UPSTREAM_FAILURES: Final = Counter(
+    "timestable_router_upstream_failures",
+    "Dispatches that failed: connect, reset, status, pushback, truncated, and timeouts by kind.",
+    ["cause"],
+)
+CONTINUATIONS: Final = Counter(
+    "timestable_router_continuations",
+    "Broken streams of completions that another instance goes on with: begun, impossible.",
+    ["result"],
+)
+STALE_CONNECTIONS: Final = Counter(
+    "timestable_router_stale_connections",
+    "Kept-alive connections that turned out to be closed; the request was sent on another one.",
+)
+EJECTIONS: Final = Counter(
+    "timestable_router_ejections",
+    "Instances left out for a while, by their last failure.",
+    ["cause"],
+)
+EJECTED_INSTANCES: Final = Gauge(
+    "timestable_router_ejected_instances", "Instances that this router leaves out now."
+)
+PROBES: Final = Counter(
+    "timestable_router_probes", "Health checks of ejected instances: healthy, failed.", ["result"]
 )
 MULTI_PROMPT: Final = Counter(
     "timestable_router_multi_prompt_requests", "Requests with several prompts, routed by the first."
@@ -142,85 +244,16 @@ LEASES_LOST: Final = Counter(
 REAPED: Final = Counter(
     "timestable_router_reaped_reservations", "Reservations of dead routers taken back."
 )
+SPANS: Final = Counter(
+    "timestable_router_spans",
+    "Spans by what the collector did: taken, failed. None without otlp_endpoint.",
+    ["result"],
+)
 INTERNAL_ERRORS: Final = Counter(
     "timestable_router_internal_errors", "Requests that ended in a defect of the router."
-)
-
-
-@dataclass(slots=True, kw_only=True)
-class RequestRecord:
-    """What is known of one request at its end; the fields are the canonical line's.
-
-    Times are seconds; None where the request did not get that far. `accepted_s`, `received_s` are
-    monotonic and not logged.
-    """
-
-    request_id: str
-    accepted_s: float
-    received_s: float | None = None
-    model: str | None = None
-    fleet: str | None = None
-    policy: str | None = None
-    instance_id: str | None = None
-    prompts_count: int | None = None
-    prompt_tokens: int | None = None
-    hit_tokens: int | None = None
-    in_flight_tokens: int | None = None
-    new_prefill_tokens: int | None = None
-    queued_prefill_tokens: int | None = None
-    batch_size: int | None = None
-    score: float | None = None
-    degraded: bool = False
-    degraded_cause: str | None = None
-    retries_count: int = 0
-    status: int | None = None
-    stream: bool | None = None
-    routing_s: float | None = None
-    first_byte_added_s: float | None = None
-    ttft_s: float | None = None
-    e2e_s: float | None = None
-    cached_tokens: int | None = None
-    prediction: str | None = None
-    output_bytes: int = 0
-    outcome: str = "internal_error"
-
-
-_LOGGED: Final = tuple(
-    field.name for field in fields(RequestRecord) if field.name not in {"accepted_s", "received_s"}
 )
 
 
 def instance_label(instance_id: str) -> str:
     """The part of an instance id that a restart keeps: host:port/rank."""
     return instance_id.partition("#")[0]
-
-
-def record(ended: RequestRecord) -> None:
-    """Count a request that has ended and write its canonical line."""
-    _count(ended)
-    line: dict[str, object] = {}
-    for name in _LOGGED:
-        value = getattr(ended, name)
-        line[name] = round(value, 6) if isinstance(value, float) else value
-    if ended.prompt_tokens and ended.hit_tokens is not None:
-        line["hit_ratio"] = round(ended.hit_tokens / ended.prompt_tokens, 4)
-    else:
-        line["hit_ratio"] = None
-    log.info("request_routed", **line)
-
-
-def _count(ended: RequestRecord) -> None:
-    policy = ended.policy or ""
-    REQUESTS.labels(ended.outcome, str(ended.status or ""), policy).inc()
-    if ended.routing_s is not None:
-        ROUTING_SECONDS.observe(ended.routing_s)
-    if ended.first_byte_added_s is not None:
-        FIRST_BYTE_ADDED_SECONDS.observe(ended.first_byte_added_s)
-    if ended.stream and ended.ttft_s is not None:
-        TTFT_SECONDS.labels(policy).observe(ended.ttft_s)
-    if ended.outcome == "completed" and ended.e2e_s is not None:
-        E2E_SECONDS.labels(policy).observe(ended.e2e_s)
-    if ended.fleet is None or ended.hit_tokens is None:
-        return
-    PROMPT_TOKENS.labels(ended.fleet).inc(ended.prompt_tokens or 0)
-    HIT_TOKENS_PREDICTED.labels(ended.fleet).inc(ended.hit_tokens)

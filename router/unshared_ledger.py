@@ -32,7 +32,7 @@ class UnsharedLedger(Ledger):
     requests there at the time of that report. So none of its own is counted twice: one sent since
     the report is in the first part only, one that ended since is in neither. An instance's queued
     prefill tokens are its own alone, because engines do not report them; those of a plain answer
-    stay queued until it ends, because only shared ledgers hear from sidecars.
+    or of several prompts stay queued until it ends: only shared ledgers hear from sidecars.
 
     Arguments as of `Ledger`.
     """

@@ -131,10 +131,12 @@ class EngineStandIn:
     tells_sources: bool = True
     url: str = ""
     port: int = 0
+    asked: list[bytes] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
         app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
@@ -155,6 +157,12 @@ class EngineStandIn:
         await self._stack.aclose()
         for publisher in self.publishers:
             publisher.close()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.read())
+        details = {"cached_tokens": 0}
+        usage = {"prompt_tokens": 64, "completion_tokens": 1, "prompt_tokens_details": details}
+        return web.json_response({"choices": [], "usage": usage}, status=self.status)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=self.status)

@@ -12,8 +12,11 @@ from builders import make_fleet_record, make_instance
 from indexer.contract import block_hash
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, InstanceRecord, SlotFlag
-from router.admission import Admission, Ticket
 from router.decide import decide
+from router.dispatch import DispatchBounds
+from router.door.admission import Admission, Ticket
+from router.door.key_limits import KeyLimiter
+from router.door.visitor import Visitor
 from router.eligibility import Roster, Sighting
 from router.errors import (
     IndexUnavailable,
@@ -23,12 +26,16 @@ from router.errors import (
     UpstreamFailed,
 )
 from router.index.known_fleets import ServedModel
+from router.index.redis_guard import RedisGuard
+from router.instances.ejections import Ejections
+from router.instances.standing import EjectionRules
 from router.instances.upstream import Answer
 from router.policies import POLICIES
-from router.requests.api_call import ApiCall, Endpoint, TokenPrompt
+from router.request_record import RequestRecord
+from router.requests.api_call import ApiCall, TokenPrompt
 from router.route import Router
 from router.snapshot import Booking, Decision
-from router.telemetry import RequestRecord
+from router.tokens.hash_chains import HashChains
 from router.tokens.tokenize import EncodedPrompt
 
 IDS = list(range(100))
@@ -37,7 +44,7 @@ IDS = list(range(100))
 def make_call(**changes: Any) -> ApiCall:
     """100 token ids for model m."""
     values: dict[str, Any] = {
-        "endpoint": Endpoint.COMPLETIONS,
+        "path": "/v1/completions",
         "body": b"x" * 400,
         "headers": (),
         "request_id": "r",
@@ -74,6 +81,7 @@ class FakeParts:
     lookups: list[bytes] = field(default_factory=list)
     milestones: list[Milestones | None] = field(default_factory=list)
     settled: list[tuple[str, bytes, int | None]] = field(default_factory=list)
+    computed_: list[tuple[bool, bytes]] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     booked: list[Booking] = field(default_factory=list)
     prefilled_: list[Booking] = field(default_factory=list)
@@ -155,6 +163,10 @@ class FakeParts:
         self.booked.append(booking)
         return decide(policy, request, snapshot, booked_s=0.0), booking
 
+    def unbooked(self, policy: Any, request: Any, snapshot: Any) -> tuple[Decision, Booking]:
+        """The best of the snapshot, with nothing booked."""
+        return decide(policy, request, snapshot), Booking(fleet=snapshot.fleet, sequence=-1)
+
     def awaits(self, booking: Booking, block: bytes) -> None:
         """Note it."""
         self.awaited_.append((booking, block))
@@ -173,6 +185,10 @@ class FakeParts:
         """Note it."""
         self.settled.append((decision.instance.instance_id, hashes, record.cached_tokens))
 
+    def computed(self, decision: Decision, hashes: bytes) -> None:
+        """Note it."""
+        self.computed_.append((decision.approximate, hashes))
+
     # -- Upstream
 
     @asynccontextmanager
@@ -182,7 +198,7 @@ class FakeParts:
         failure = self.failures.get(instance.instance_id, 200)
         if isinstance(failure, Exception):
             raise failure
-        content: Any = None
+        connection: Any = None
         yield Answer(
             instance=instance,
             status=failure,
@@ -190,7 +206,7 @@ class FakeParts:
             first=b"x",
             sent_s=0.0,
             first_byte_s=0.0,
-            content=content,
+            connection=connection,
         )
 
     async def relay(self, answer: Answer, sink: Any) -> None:
@@ -209,10 +225,18 @@ class FakeParts:
         assert isinstance(call.prompt, TokenPrompt)
         counts = [len(packed) // 4 for packed in call.prompt.packed]
         return EncodedPrompt(
-            packed=call.prompt.packed[0], prompt_tokens=sum(counts), longest_tokens=max(counts)
+            packed=call.prompt.packed[0],
+            prompt_tokens=sum(counts),
+            longest_tokens=max(counts),
+            last_packed=call.prompt.packed[-1],
         )
 
     # -- Exchange
+
+    visitor = Visitor()
+
+    def tell_limits(self, _: Any) -> None:
+        """Nobody has any."""
 
     async def receive(self, _: Ticket) -> ApiCall:
         """The call."""
@@ -221,6 +245,9 @@ class FakeParts:
     async def start(self, _: Answer, __: Decision) -> None:
         """Note it."""
         self.started = True
+
+    def wire(self) -> None:
+        """Everything comes through `write`."""
 
     async def write(self, _: bytes) -> None:
         """Take it."""
@@ -246,7 +273,9 @@ class FakeParts:
         parts: Any = self
         values: dict[str, Any] = {
             "admission": Admission(requests_max=1, bytes_max=1),
+            "key_limiter": KeyLimiter(parts, guard=RedisGuard(deadline_s=1.0)),
             "tokenizer": parts,
+            "chains": HashChains(),
             "index": parts,
             "ledger": parts,
             "upstream": parts,
@@ -254,7 +283,8 @@ class FakeParts:
             "policies": POLICIES,
             "default_policy": "lmetric",
             "allow_policy_override": False,
-            "retries_max": 2,
+            "ejections": Ejections(EjectionRules()),
+            "bounds": DispatchBounds(retries_max=2, total_timeout_s=60.0),
         }
         return Router(**values | options)
 

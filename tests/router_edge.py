@@ -4,14 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import redis.asyncio
 from aiohttp import web
-from builders import make_fleet_record, make_instance
+from builders import make_fleet_record, make_heartbeat, make_instance
 from fleets import until
 from multidict import CIMultiDict
 
@@ -25,6 +25,8 @@ CHUNKS = [b'data: {"choices":[{"text":"one"}]}\n\n', b'data: {"choices":[{"text"
 LAST_CHUNKS = [f"data: {json.dumps({'usage': USAGE})}\n\n".encode(), b"data: [DONE]\n\n"]
 
 PROMPT = list(range(64))
+LEASE_S = 60.0
+"""Nobody renews the engines' leases; a router process takes seconds to start on a busy machine."""
 
 Script = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
 
@@ -170,7 +172,7 @@ class Edge:
 async def edge(
     redis_client: redis.asyncio.Redis,
     redis_socket: Path,
-    *engines: FakeEngine,
+    *engines: Any,
     record: dict[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[Edge]:
@@ -187,6 +189,9 @@ async def edge(
             slot, generation = await functions.run(redis_client, join)
             opened = index_functions.open_slot(fleet, slot, generation)
             await functions.run(redis_client, opened)
+            beat = make_heartbeat(fleet, slot, generation, counters=None)
+            held = replace(beat, args=(*beat.args[:3], LEASE_S, *beat.args[4:]))
+            assert await functions.run(redis_client, held)
         await redis_client.sadd(keys.directory(), fleet.fleet_id)
         values = {
             "redis_url": f"unix://{redis_socket}",

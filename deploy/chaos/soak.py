@@ -40,9 +40,11 @@ class Overlap(FaultCase):
 
         Raises:
             NotRecoveredError: some could not be done or taken back; says which and why.
+            ExceptionGroup: of anything else; every fault has been taken back all the same.
         """
-        wrong = await asyncio.gather(*(_one(fleet, *planned) for planned in self._planned))
-        told = [one for one in wrong if one is not None]
+        async with asyncio.TaskGroup() as tasks:
+            each = [tasks.create_task(_one(fleet, *planned)) for planned in self._planned]
+        told = [one for one in (task.result() for task in each) if one is not None]
         if told:
             raise NotRecoveredError("; ".join(told))
 

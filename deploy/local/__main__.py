@@ -21,7 +21,7 @@ def describe(fleet: LocalFleet) -> str:
     )
     lines = [
         "",
-        f"  routers   {layout.router_url}/v1 (OpenAI API), /fleet, /metrics",
+        f"  routers   {layout.router_url}/v1 (OpenAI API), /fleet, /metrics, /dashboard",
         *(f"            {router.admin_url} (this process alone)" for router in layout.routers),
         *(f"  engine    {worker.engine_url}" for worker in layout.workers),
         *(f"  sidecar   {worker.sidecar_url}/metrics" for worker in layout.workers),

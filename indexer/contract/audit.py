@@ -7,6 +7,7 @@ from typing import Any, Final
 from indexer.contract import fleet_functions, index_functions, keys
 from indexer.contract.call import Call
 from indexer.contract.identifiers import FleetId, RouterId
+from indexer.contract.limits import RESERVATIONS_PER_AUDIT_MAX
 from indexer.contract.link import Link
 from indexer.contract.reservations import RESERVATION
 
@@ -39,6 +40,8 @@ class Audit:
         routers_dead: of them those whose lease is dead; they wait to be reaped.
         clamped_count: how often a counter was kept from falling below zero since the fleet was
             founded; each time something was taken back that was not there.
+        looked: there were few enough reservations to compare; without it nothing is known of
+            differences.
     """
 
     differences: tuple[Difference, ...]
@@ -46,11 +49,12 @@ class Audit:
     routers: int
     routers_dead: int
     clamped_count: int
+    looked: bool
 
     @property
     def balances(self) -> bool:
         """Whether nothing differs, and nothing was ever taken back twice."""
-        return not self.differences and self.clamped_count == 0
+        return self.looked and not self.differences and self.clamped_count == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +66,26 @@ class Leftover:
 
 
 def audit(fleet: FleetId) -> Call:
-    """Compare what is reserved with all ledgers; see `audited`."""
-    prefix = keys.ledger(fleet, RouterId(""))
-    return Call("ts1_audit", (keys.counters(fleet), keys.routers(fleet)), (prefix,), read_only=True)
+    """Compare what is reserved with all ledgers, if they are not too long; see `audited`."""
+    return Call("ts1_audit", _books(fleet), _limits(fleet), read_only=True)
 
 
 def balance(fleet: FleetId) -> Call:
     """Where they differ, reserve what the ledgers say; returns slots, awaited blocks."""
-    prefix = keys.ledger(fleet, RouterId(""))
-    return Call("ts1_balance", (keys.counters(fleet), keys.routers(fleet)), (prefix,))
+    return Call("ts1_balance", _books(fleet), _limits(fleet))
+
+
+def _books(fleet: FleetId) -> tuple[str, str]:
+    return keys.counters(fleet), keys.routers(fleet)
+
+
+def _limits(fleet: FleetId) -> tuple[str, int]:
+    return keys.ledger(fleet, RouterId("")), RESERVATIONS_PER_AUDIT_MAX
 
 
 def audited(reply: Sequence[Any]) -> Audit:
     """Decode what `audit` returned."""
-    flat, reservations, routers, dead, clamped = reply
+    flat, reservations, routers, dead, clamped, looked = reply
     rows = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
     return Audit(
         differences=tuple(
@@ -86,6 +96,7 @@ def audited(reply: Sequence[Any]) -> Audit:
         routers=routers,
         routers_dead=dead,
         clamped_count=clamped,
+        looked=bool(looked),
     )
 
 
@@ -106,7 +117,8 @@ async def leftovers(link: Link, fleets: Sequence[FleetId]) -> list[Leftover]:
     async for page in _pages(link, fleets):
         suspects = await _look(link, page)
         if suspects:
-            again = set(await _look(link, sorted({one.key.encode() for one in suspects})))
+            names = {one.key for one in suspects}
+            again = set(await _look(link, [key for key in page if _name(key) in names]))
             found += [one for one in suspects if one in again]
         if len(found) >= LEFTOVERS_MAX:
             break
@@ -145,7 +157,7 @@ async def _look(link: Link, page: Sequence[bytes]) -> list[Leftover]:
     found = []
     lives = await link.execute([("TTL", key) for key in page])
     for key, ttl_s in zip(page, lives, strict=True):
-        name = key.decode(errors="backslashreplace")
+        name = _name(key)
         if ttl_s == NO_EXPIRY:
             found.append(Leftover(key=name, reason="no expiry"))
         tag, _, rest = name.partition("}:")
@@ -153,20 +165,27 @@ async def _look(link: Link, page: Sequence[bytes]) -> list[Leftover]:
             router = rest.removeprefix("ledger:")
             if await link.execute_command("ZSCORE", f"{tag}}}:routers", router) is None:
                 found.append(Leftover(key=name, reason="ledger of no registered router"))
-        elif rest.startswith("w:") and not await _is_awaited(link, key, f"{tag}}}:ledger:"):
+        elif rest.startswith("w:") and not await _is_awaited(
+            link, key, f"{tag}}}:ledger:".encode(errors="replace")
+        ):
             found.append(Leftover(key=name, reason="awaited by no reservation in prefill"))
     return found
 
 
-async def _is_awaited(link: Link, key: bytes, ledgers: str) -> bool:
+def _name(key: bytes) -> str:
+    """A key as it is told; anybody may have made one that is no text."""
+    return key.decode(errors="backslashreplace")
+
+
+async def _is_awaited(link: Link, key: bytes, ledgers: bytes) -> bool:
     """Whether everything in an awaited key has its reservation."""
-    slot = int(key.rpartition(b":")[2])
+    slot = key.rpartition(b":")[2]
     for field in await link.execute_command("HKEYS", key):
-        sequence, router = field[:SEQUENCE_BYTES], field[SEQUENCE_BYTES:].decode()
+        sequence, router = field[:SEQUENCE_BYTES], field[SEQUENCE_BYTES:]
         value = await link.execute_command("HGET", ledgers + router, sequence)
         if value is None or len(value) <= RESERVATION.size:
             return False
         booked, _, _, state = RESERVATION.unpack(value[: RESERVATION.size])
-        if booked != slot or state != 0:
+        if b"%d" % booked != slot or state != 0:
             return False
     return True

@@ -34,6 +34,17 @@ def root(
     return BlockHash(xxhash.xxh3_64_digest(msgpack.packb(parts)))
 
 
+def approximate_root(
+    *, model_scope: str, block_size_tokens: int, adapter: str | None = None, salt: str | None = None
+) -> BlockHash:
+    """Start value of a chain over text where token ids are not to be had; see `root`.
+
+    No token chain begins with it: what is hashed has one element more, and another first one.
+    """
+    parts = ["text", SCHEMA_VERSION, model_scope, adapter, salt, block_size_tokens]
+    return BlockHash(xxhash.xxh3_64_digest(msgpack.packb(parts)))
+
+
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian u32, 4 bytes each.
 

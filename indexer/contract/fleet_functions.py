@@ -202,7 +202,7 @@ def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | None:
 
 
 def notice(fleet: FleetId, slot: SlotIndex, generation: int, packed: bytes) -> Call:
-    """Tell a slot's sidecar that its engine's report differs; packed from `Notice.encode`."""
+    """Tell a slot's sidecar something; packed from `Notice.encode` or `Wish.encode`."""
     args = (slot, generation, packed, NOTICES_PER_SLOT_MAX, NOTICE_TTL_S)
     return Call("ts1_notice", (keys.counters(fleet), keys.notices(fleet, slot)), args)
 

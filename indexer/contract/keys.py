@@ -1,9 +1,9 @@
 """The only place where a Redis key is spelled.
 
 Every key carries the schema version and one hash tag. `{F}` is the fleet's tag (record, counters,
-leases, ledgers), `{F:p.s}` is the tag of index partition p, s chosen for its slot. A function
-receives an anchor key of its tag and derives the rest from it, so a call never leaves its slot on
-Redis Cluster.
+leases, ledgers), `{F:p.s}` is the tag of index partition p, s chosen for its slot, `{q:K}` is that
+of an API key. A function receives an anchor key of its tag and derives the rest from it, so a call
+never leaves its slot on Redis Cluster.
 """
 
 from binascii import crc_hqx
@@ -80,6 +80,11 @@ def sibling_prefix(fleet: FleetId) -> str:
 def sweeper(fleet: FleetId) -> str:
     """STRING: leased mark of the one sidecar that sweeps dead slots."""
     return f"{PREFIX}{{{fleet}}}:sweeper"
+
+
+def quota(caller: str) -> str:
+    """HASH: what the API key of this name has used up, under a tag of its own; expires."""
+    return f"{PREFIX}{{q:{xxhash.xxh3_64_hexdigest(caller.encode(), seed=SCHEMA_VERSION)}}}:quota"
 
 
 @lru_cache(maxsize=16 * PARTITIONS_MAX)

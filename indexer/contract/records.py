@@ -176,6 +176,8 @@ class InstanceRecord:
     capacity_blocks: int | None = None  # device blocks of the engine's own size
     data_parallel_rank: int | None = None  # None: the engine has one rank and needs no pin
     engine_version: str | None = None
+    prefill_tokens_per_s: float | None = None  # alone on its device; None: not known
+    learned: bool = False  # it tells of no blocks: its index is learned from what routers notice
 
     def encode(self) -> bytes:
         """Msgpack map with field names and the schema version."""
@@ -193,20 +195,29 @@ class InstanceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An engine's report that differs from a router's prediction.
+    """What a router tells a sidecar: a report that differs from a prediction, or a computed chain.
+
+    The second is for blocks of which no event tells: text chunks in place of token ids, and engines
+    without events. Its predicted and actual tokens are 0, so whoever does not know it sees no
+    difference in it.
 
     Attributes:
         decided_s: Redis time at which the index was asked.
         predicted_tokens: hit tokens by the index.
         actual_tokens: cached tokens by the engine's usage.
         hashes: the prompt's chain of canonical block hashes, concatenated, from its first block to
-            at least the deeper of both.
+            at least the deeper of both; of a computed chain from `first_block` to its end.
+        computed: the engine has computed this chain by now.
+        first_block: place of the first of the hashes in its chain; above 0 that one is in the index
+            already, by what the router saw.
     """
 
     decided_s: float
     predicted_tokens: int
     actual_tokens: int
     hashes: bytes
+    computed: bool = False
+    first_block: int = 0
 
     def encode(self) -> bytes:
         """Msgpack map with field names and the schema version."""
@@ -221,6 +232,31 @@ class Notice:
             ValueError: it is not msgpack.
         """
         return cls(**_known(cls, raw))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What an operator wishes of an engine, told to its sidecar as a notice by way of a router.
+
+    Attributes:
+        draining: no new request shall come; false: requests shall come again.
+    """
+
+    draining: bool
+
+    def encode(self) -> bytes:
+        """Msgpack map with field names and the schema version."""
+        return _pack_map(self)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Self | None:
+        """Tolerant reader; None for a notice that is something else."""
+        try:
+            values = msgpack.unpackb(raw)
+        except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+            return None
+        draining = values.get("draining") if isinstance(values, dict) else None
+        return cls(draining=draining) if isinstance(draining, bool) else None
 
 
 def slot_view(row: np.void, now_s: float) -> dict[str, Any]:

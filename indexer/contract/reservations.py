@@ -36,6 +36,9 @@ RESERVATION: Final = struct.Struct("<HIIB")
 
 NO_BLOCK: Final = bytes(BLOCK_HASH_BYTES)
 
+NOT_IN_FLIGHT: Final = ("",) * 8
+"""In place of `InFlight.args` where another argument follows."""
+
 assert (CANDIDATE.itemsize, SIBLING.itemsize, RESERVATION.size) == (10, 10, 11), "as in Lua"
 
 
@@ -124,6 +127,7 @@ def reserve(
     choice: int = -1,
     expected_batch_size: int = -1,
     in_flight: InFlight | None = None,
+    slowness: npt.NDArray[np.int64] | None = None,
 ) -> Call:
     """Choose and book in one step.
 
@@ -135,10 +139,13 @@ def reserve(
         choice: index of the only acceptable candidate; -1 lets the function take the least product.
         expected_batch_size: the choice's batch size when it was made; -1 for any.
         in_flight: for counting siblings in flight; None: they are not.
+        slowness: factor of each candidate's product, 1 to 65,535; None: all alike.
     """
     assert 0 < len(candidates) <= CANDIDATES_PER_RESERVE_MAX, len(candidates)
     args = (router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice)
     more = in_flight.args(fleet) if in_flight is not None else ()
+    if slowness is not None:
+        more = (*(more or NOT_IN_FLIGHT), slowness.astype("<u2").tobytes())
     return Call("ts1_reserve", _books(fleet, router), (*args, expected_batch_size, *more))
 
 

@@ -196,7 +196,8 @@ local function weigh(all, args, found, booked, now)
     end
     states[#states + 1] = struct.pack('<I4I4I4', queued, batch, new)
     if open and (choice == -1 or choice == i) then
-      local score = (queued + new) * (batch + 1)
+      local slowness = args[14] and struct.unpack('<I2', args[14], i * 2 + 1) or 1
+      local score = (queued + new) * slowness * (batch + 1)
       if best == nil or score < best.score or (score == best.score
         and (new < best.new or (new == best.new and batch < best.batch))) then
         best = {index = i, slot = slot, generation = generation, score = score, new = new,
@@ -216,7 +217,8 @@ end
 -- is by now. For siblings in flight (all or none): ledger key prefix, sibling key prefix,
 -- milestones as in `read`, prompt tokens, block sizes of the candidates' engines (u16 each), their
 -- new prefill tokens when the choice was made (u32 each; '' for whatever they are), least new
--- prefill tokens that siblings are told of, for how many ms.
+-- prefill tokens that siblings are told of, for how many ms ('' each for none, where more follows).
+-- Where devices differ: how slow each candidate's prefill is (u16 each), a factor of its product.
 -- Returns {status, index, states of all candidates (12 bytes each: queued prefill tokens u32, batch
 -- size u32, before this reservation; new prefill tokens u32)}; status 'ok', 'moved' (the choice has
 -- another batch size by now, or a candidate other new prefill tokens: score again), 'gone' (no

@@ -85,16 +85,20 @@ end
 
 -- What is reserved on each slot beyond (or short of) what the registered routers' ledgers say.
 -- Returns slot -> {generation, flags, requests, tokens}, the counters, reservations, how many routers,
--- routers whose lease is dead.
-local function differences_of(keys, ledgers)
+-- routers whose lease is dead, 1; the last is 0 when there are more reservations than may be looked
+-- at, and then no slot is returned.
+local function differences_of(keys, ledgers, reservations_max)
   local counters = redis.call('GET', keys[1]) or ''
   local t = redis.call('TIME')
   local now = tonumber(t[1]) + tonumber(t[2]) / 1000000
   local slots, reservations, dead = {}, 0, 0
+  local routers = redis.call('ZRANGE', keys[2], 0, -1, 'WITHSCORES')
+  local booked = 0
+  for i = 1, #routers, 2 do booked = booked + redis.call('HLEN', ledgers .. routers[i]) end
+  if booked > reservations_max then return slots, counters, booked, #routers / 2, 0, 0 end
   for slot = 0, math.floor((#counters - HEADER) / RECORD) - 1 do
     slots[slot] = {struct.unpack('<I4I4I4I4', counters, HEADER + slot * RECORD + 1)}
   end
-  local routers = redis.call('ZRANGE', keys[2], 0, -1, 'WITHSCORES')
   for i = 1, #routers, 2 do
     if tonumber(routers[i + 1]) < now then dead = dead + 1 end
     local values = redis.call('HVALS', ledgers .. routers[i])
@@ -110,16 +114,19 @@ local function differences_of(keys, ledgers)
       end
     end
   end
-  return slots, counters, reservations, #routers / 2, dead
+  return slots, counters, reservations, #routers / 2, dead, 1
 end
 
 -- audit: whether what is reserved on each slot is the sum of what the registered routers' ledgers say.
--- KEYS[1] counters, KEYS[2] routers; ARGV ledger key prefix (its own tag).
+-- KEYS[1] counters, KEYS[2] routers; ARGV ledger key prefix (its own tag), reservations that may be
+-- looked at.
 -- Returns {differences: slot, generation, requests, tokens, slot...; reservations, routers, routers
--- whose lease is dead, how often a counter was kept from falling below zero}.
+-- whose lease is dead, how often a counter was kept from falling below zero, 1 or 0: whether it
+-- looked}.
 -- A difference is reserved minus ledgers. O(slots + reservations).
 local function audit(keys, args)
-  local slots, counters, reservations, routers, dead = differences_of(keys, args[1])
+  local slots, counters, reservations, routers, dead, looked =
+    differences_of(keys, args[1], tonumber(args[2]))
   local differences = {}
   for slot = 0, #slots do
     local record = slots[slot]
@@ -130,7 +137,7 @@ local function audit(keys, args)
     end
   end
   local clamped = #counters >= HEADER and struct.unpack('<I4', counters, CLAMPED + 1) or 0
-  return {differences, reservations, routers, dead, clamped}
+  return {differences, reservations, routers, dead, clamped, looked}
 end
 
 -- Forgets what no registered router's ledger awaits under that name; returns how much.
@@ -150,10 +157,11 @@ end
 
 -- balance: where an audit would tell a difference (a key was deleted by hand, evicted), reserve on
 -- every slot what the registered routers' ledgers say.
--- KEYS[1] counters, KEYS[2] routers; ARGV ledger key prefix (its own tag).
+-- KEYS[1] counters, KEYS[2] routers; ARGV ledger key prefix (its own tag), reservations that may be
+-- looked at.
 -- Returns {slots corrected, awaited blocks forgotten}. O(slots + reservations).
 local function balance(keys, args)
-  local slots, counters = differences_of(keys, args[1])
+  local slots, counters = differences_of(keys, args[1], tonumber(args[2]))
   local corrected, forgotten = 0, 0
   for slot = 0, #slots do
     local record = slots[slot]

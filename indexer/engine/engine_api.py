@@ -27,6 +27,9 @@ from indexer.errors import EngineUnreachable, EngineUnsuitable
 DEADLINE_S: Final = 2.0
 """One HTTP answer of the engine; its API process may be busy with a large request."""
 
+PROBE_DEADLINE_S: Final = 30.0
+"""One short completion of an engine that has nothing else to do, on a slow device."""
+
 ANSWER_BYTES_MAX: Final = 16 << 20
 
 ABSENT: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
@@ -108,6 +111,19 @@ class EngineApi:
         ):
             raise EngineUnreachable(f"{self.url}/v1/models answered no list of models")
         return tuple(entries)
+
+    async def complete(self, body: Mapping[str, Any]) -> None:
+        """A completion whose answer does not matter, within PROBE_DEADLINE_S."""
+        path = "/v1/completions"
+        timeout = aiohttp.ClientTimeout(total=PROBE_DEADLINE_S)
+        try:
+            async with self._session.post(self.url + path, json=body, timeout=timeout) as response:
+                await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise EngineUnreachable(f"{self.url}{path}: {reason}") from error
+        if response.status != HTTPStatus.OK:
+            raise EngineUnreachable(f"{self.url}{path} answered {response.status}")
 
     async def describe(self) -> EngineInfo:
         """Everything about the engine that does not change while it runs, and its adapters.

@@ -4,6 +4,7 @@ The text has thousands of lines and is read many times a second, so only the wan
 looked up in it. Names and labels: vLLM 0.32; `gpu_cache_usage_perc` is the older name.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -15,10 +16,25 @@ WAITING: Final = b"vllm:num_requests_waiting"
 KV_USAGE_NAMES: Final = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 SLEEP_STATE: Final = b"vllm:engine_sleep_state"
 CACHE_CONFIG: Final = b"vllm:cache_config_info"
+FIRST_TOKENS: Final = b"vllm:time_to_first_token_seconds_count"
+ENDED: Final = b"vllm:request_success_total"  # by reason: failures too
+
+QUERIED: Final = b"vllm:prefix_cache_queries_total"
+HITS: Final = b"vllm:prefix_cache_hits_total"
+GENERATED: Final = b"vllm:generation_tokens_total"
+STARTED: Final = b"process_start_time_seconds"
 
 SLEEP_LEVELS: Final = {"weights_offloaded": 1, "discard_all": 2}
 
 _LABEL = re.compile(rb'[{,]\s*([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTotals:
+    """Requests since the engine's start: those that had a first token, and those that ended."""
+
+    first_tokens_count: int
+    ended_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +44,26 @@ class EngineSample:
     Attributes:
         counters: its load.
         sleep_level: None awake, 0 only paused, from 1 on the KV cache is gone.
+        totals: None when it does not tell them.
+        computed_tokens: prompt tokens not found in the KV$ and generated ones since the engine's
+            start; None when it does not tell them.
+        started_s: wall clock of its process's start; None when it does not tell it.
     """
 
     counters: EngineCounters
     sleep_level: int | None
+    totals: RequestTotals | None = None
+    computed_tokens: int | None = None
+    started_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The engine's own block size and its number of device blocks."""
+    """The engine's own block size, its number of device blocks, whether it reuses them."""
 
     block_size_tokens: int
     capacity_blocks: int | None
+    reuses_prefixes: bool = True
 
 
 def parse_samples(text: bytes) -> dict[str, EngineSample]:
@@ -54,6 +78,9 @@ def parse_samples(text: bytes) -> dict[str, EngineSample]:
     waiting = _gauge(text, WAITING)
     kv_usage = _gauge(text, KV_USAGE_NAMES[0]) or _gauge(text, KV_USAGE_NAMES[1])
     sleep_levels = _sleep_levels(text)
+    totals = _request_totals(text)
+    computed = _computed_tokens(text)
+    started_s = next(iter(_gauge(text, STARTED).values()), None)
     return {
         engine: EngineSample(
             counters=EngineCounters(
@@ -62,6 +89,9 @@ def parse_samples(text: bytes) -> dict[str, EngineSample]:
                 kv_usage_ratio=min(max(kv_usage[engine], 0.0), 1.0),
             ),
             sleep_level=sleep_levels.get(engine),
+            totals=totals.get(engine),
+            computed_tokens=computed.get(engine),
+            started_s=started_s,
         )
         for engine in running
         if engine in waiting and engine in kv_usage
@@ -82,6 +112,7 @@ def parse_cache_configs(text: bytes) -> dict[str, CacheConfig]:
             configs[labels.get("engine", "0")] = CacheConfig(
                 block_size_tokens=int(size),
                 capacity_blocks=None if capacity == "None" else int(capacity),
+                reuses_prefixes=labels.get("enable_prefix_caching") != "False",
             )
     return configs
 
@@ -98,6 +129,43 @@ def _sleep_levels(text: bytes) -> dict[str, int]:
         elif value and state in SLEEP_LEVELS:
             levels[engine] = max(levels.get(engine, 0), SLEEP_LEVELS[state])
     return levels
+
+
+def _request_totals(text: bytes) -> dict[str, RequestTotals]:
+    """Of the engines that count first tokens; one may show its ends only once there was one."""
+    ended = _sums(text, ENDED)
+    return {
+        engine: RequestTotals(first_tokens_count=count, ended_count=ended.get(engine, 0))
+        for engine, count in _sums(text, FIRST_TOKENS).items()
+    }
+
+
+def _sums(text: bytes, name: bytes) -> dict[str, int]:
+    """Counts by engine; a histogram's stand apart, each behind its engine's buckets."""
+    sums: dict[str, int] = {}
+    start = text.find(b"\n" + name)
+    while start >= 0:
+        end = text.find(b"\n", start + 1)
+        end = len(text) if end < 0 else end
+        line = text[start + 1 : end]
+        value = _value(line)
+        if not math.isfinite(value):
+            raise ValueError(line)
+        engine = _labels(line).get("engine", "0")
+        sums[engine] = sums.get(engine, 0) + int(value)
+        start = text.find(b"\n" + name, end)
+    return sums
+
+
+def _computed_tokens(text: bytes) -> dict[str, int]:
+    """Of the engines that count all of what it takes."""
+    queried, hits, generated = (_gauge(text, name) for name in (QUERIED, HITS, GENERATED))
+    sums = {
+        engine: queried[engine] - hits[engine] + generated[engine]
+        for engine in queried
+        if engine in hits and engine in generated
+    }
+    return {engine: int(tokens) for engine, tokens in sums.items() if math.isfinite(tokens)}
 
 
 def _gauge(text: bytes, name: bytes) -> dict[str, float]:

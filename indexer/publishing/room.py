@@ -4,6 +4,7 @@ import time
 
 import structlog
 
+from indexer.approximate.learned_blocks import LearnedBlocks
 from indexer.contract.identifiers import InstanceId
 from indexer.publishing.budget import Allowance
 from indexer.table.block_table import BlockTable
@@ -26,6 +27,7 @@ class Room:
         rank: str,
         instance_id: InstanceId,
         canonical_blocks_per_engine_block: float,
+        learned: LearnedBlocks,
     ) -> None:
         """Nothing is limited yet.
 
@@ -34,7 +36,9 @@ class Room:
             rank: label of the rank.
             instance_id: for the log.
             canonical_blocks_per_engine_block: canonical blocks in one of the engine's.
+            learned: what is published beside the table; it gives way first.
         """
+        self._learned = learned
         self._telemetry = telemetry
         self._rank = rank
         self._log = structlog.get_logger().bind(rank=rank, instance_id=instance_id)
@@ -44,14 +48,17 @@ class Room:
 
     def wanted_blocks(self, table: BlockTable) -> int:
         """Canonical blocks published, or withheld for want of room."""
-        return table.published_count + round(
-            table.withheld_count * self._canonical_blocks_per_engine_block
-        )
+        withheld_blocks = table.withheld_count * self._canonical_blocks_per_engine_block
+        return table.published_count + len(self._learned) + round(withheld_blocks)
 
     def keep(self, table: BlockTable) -> Delta:
         """What has to be withheld of a table that has changed."""
         blocks_max = self._allowance.blocks_max
-        return Delta() if blocks_max is None else table.trim(blocks_max)
+        if blocks_max is None:
+            return Delta()
+        learned = self._learned.trim(blocks_max - table.published_count)
+        delta = table.trim(blocks_max)
+        return Delta([*learned.removed, *delta.removed], delta.added) if learned.removed else delta
 
     def hear(self, budget_blocks: int | None, table: BlockTable) -> list[Delta]:
         """A heartbeat has told the budget, None for none: withhold more, or less."""
@@ -69,10 +76,12 @@ class Room:
 
     def found_full(self, table: BlockTable) -> Delta:
         """The server has refused a store for want of memory: an eighth of the blocks gives way."""
-        published_blocks = table.published_count
+        published_blocks = table.published_count + len(self._learned)
         if not self._allowance.found_full(published_blocks, time.monotonic()):
             return Delta()
+        learned = self._learned.trim(len(self._learned) - published_blocks // 8)
         delta = self.keep(table)
+        delta = Delta([*learned.removed, *delta.removed], delta.added)
         self._telemetry.oom_trims.labels(self._rank).inc()
         self._log.warning(
             "redis_out_of_memory",

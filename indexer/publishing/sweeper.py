@@ -140,6 +140,8 @@ class Sweeper:
         if started_s - self._balanced_s < BALANCE_EVERY_S:
             return
         books = audit.audited(await functions.run(self._redis, audit.audit(fleet)))
+        if not books.looked:
+            self._telemetry.audits_left_out.inc()
         if books.differences:
             slots, forgotten = await functions.run(self._redis, audit.balance(fleet))
             self._telemetry.balanced_slots.inc(slots)

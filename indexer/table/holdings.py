@@ -37,6 +37,7 @@ class Holdings:
         table: replaced when history is read again.
         sequence: of the last batch applied; None before the first.
         revision: grows with every change.
+        clears_count: times the engine has dropped its whole cache.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Holdings:
         self.table = self._empty()
         self.sequence: int | None = None
         self.revision = 0
+        self.clears_count = 0
         self._completeness = Completeness(capacity_blocks)
         self._again: BlockTable | None = None
         self._again_sequence: int | None = None
@@ -72,12 +74,14 @@ class Holdings:
         for event in events:
             deltas.append(self.table.apply(event))
             if isinstance(event, AllBlocksCleared):
+                self.clears_count += 1
                 self._completeness.restore()
         return deltas
 
     def clear(self) -> Delta:
         """The engine has dropped its cache, as it says elsewhere."""
         self.revision += 1
+        self.clears_count += 1
         self._completeness.restore()
         return self.table.clear()
 

@@ -1,24 +1,35 @@
 """HTTP paths and their handlers. No routing logic."""
 
+import math
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from router import telemetry
-from router.admission import Admission
-from router.errors import RouterError
+from router import request_record
+from router.door.admission import Admission
+from router.door.engine_headers import EngineHeaders
+from router.door.options import DoorOptions
+from router.errors import ModelUnknown, RouterError
 from router.http.client_exchange import BodyLimits, HttpExchange, decision_view
+from router.http.dashboard.recent_decisions import RecentDecisions
+from router.http.dashboard.routes import Dashboard
 from router.http.failures import REQUEST_ID, STATUS, make_app
+from router.http.gate import VISITOR, Gate
+from router.http.operator_calls import OperatorCalls
 from router.index.index_client import IndexClient
 from router.index.known_fleets import ServedModel
+from router.instances.ejections import Ejections
 from router.predictions import Predictions
-from router.requests.api_call import Endpoint
+from router.request_record import RequestRecord
+from router.requests.endpoints import ENDPOINTS, OTHER, ROUTE, Endpoint
+from router.requests.rewriting import Rewriting
 from router.route import Router
-from router.telemetry import RequestRecord
 from router.tokens.tokenize import ModelTokenizers
+from router.tracing import Tracer, trace_id_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +42,14 @@ class HttpApi:
         admission: says whether this router drains.
         tokenizers: say which are still being loaded.
         predictions: how right they were, for the operator's view.
+        ejections: whom this router leaves out, for the operator's view.
         limits: of request bodies.
+        gate: who may ask for what.
+        engine_headers: what engines see of clients' credentials.
+        rewriting: what the operator lets be changed in bodies.
+        tracer: tells a collector of requests; None without one.
+        operator_calls: what operators change.
+        recent: the last decisions, for the operator's view.
     """
 
     router: Router
@@ -39,42 +57,56 @@ class HttpApi:
     admission: Admission
     tokenizers: ModelTokenizers
     predictions: Predictions
+    ejections: Ejections
     limits: BodyLimits
+    gate: Gate = field(default_factory=Gate)
+    engine_headers: EngineHeaders = field(default_factory=lambda: EngineHeaders(DoorOptions()))
+    rewriting: Rewriting = field(default_factory=Rewriting)
+    tracer: Tracer | None = None
+    operator_calls: OperatorCalls
+    recent: RecentDecisions = field(default_factory=RecentDecisions)
 
     def public_app(self) -> web.Application:
         """Everything clients and operators ask for."""
         return make_app(
             [
-                web.post(Endpoint.CHAT, self.chat),
-                web.post(Endpoint.COMPLETIONS, self.completions),
                 web.get("/v1/models", self.models),
-                web.post("/route", self.explain),
+                web.get("/v1/models/{name:.+}", self.model),
+                web.get("/version", self.version),
+                web.post(ROUTE.path, self.explain),
                 *self._operator_routes(),
-            ]
+                *self._engine_routes(),
+            ],
+            self.gate.middleware(for_clients=True),
         )
 
     def admin_app(self) -> web.Application:
         """What is asked of exactly this process, behind a port that several share."""
-        return make_app(self._operator_routes())
+        return make_app(self._operator_routes(), self.gate.middleware(for_clients=False))
 
     def _operator_routes(self) -> list[web.RouteDef]:
+        dashboard = Dashboard(self.recent)
         return [
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/metrics", self.metrics),
             web.get("/fleet", self.fleet),
+            *self.operator_calls.routes(),
+            *dashboard.data_routes(),
+            *dashboard.page_routes(),
         ]
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Route a chat completion."""
-        return await self._complete(request, Endpoint.CHAT)
+    def _engine_routes(self) -> list[web.RouteDef]:
+        """What is asked of engines; a wrong method for a path of the table goes to none."""
+        known = [web.route("*", path, self.routed) for path in ENDPOINTS]
+        return [*known, web.route("*", OTHER.path + "{tail:.+}", self.routed)]
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Route a text completion."""
-        return await self._complete(request, Endpoint.COMPLETIONS)
-
-    async def _complete(self, request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-        record = _record(request)
+    async def routed(self, request: web.Request) -> web.StreamResponse:
+        """Route a request to an instance."""
+        endpoint = ENDPOINTS.get(request.path, OTHER)
+        if request.method not in endpoint.methods:
+            raise web.HTTPMethodNotAllowed(request.method, endpoint.methods)
+        record = self._begun(request, endpoint)
         exchange = self._exchange(request, endpoint)
         try:
             await self.router.route(exchange, record)
@@ -85,25 +117,70 @@ class HttpApi:
             exchange.abort()
             raise
         finally:
-            telemetry.record(record)  # 9 one canonical line
+            request_record.tell(record)  # 9 one canonical line
         assert exchange.response is not None
         return exchange.response
 
+    def _begun(self, request: web.Request, endpoint: Endpoint) -> RequestRecord:
+        record = _record(request)
+        record.endpoint, record.on_decision = endpoint.path, self.recent.add
+        caller = request[VISITOR].caller
+        record.api_key = None if caller is None else caller.name
+        record.trace_id = trace_id_of(request.headers)
+        if self.tracer is not None:
+            record.trace = self.tracer.begin(request.method, endpoint.path, request.headers)
+            record.trace_id = record.trace.trace_id
+        return record
+
     async def explain(self, request: web.Request) -> web.Response:
         """Answer where a completion request would go."""
-        exchange = self._exchange(request, None)
+        exchange = self._exchange(request, ROUTE)
         decision = await self.router.explain(exchange, _record(request))
         return web.json_response(decision_view(decision, candidates_max=None))
 
-    def _exchange(self, request: web.Request, endpoint: Endpoint | None) -> HttpExchange:
-        return HttpExchange(request, endpoint, self.limits, last=self.admission.draining)
-
-    async def models(self, _: web.Request) -> web.Response:
-        """List the models of all fleets."""
-        served = self.index.models().items()
-        return web.json_response(
-            {"object": "list", "data": [_model(name, model) for name, model in sorted(served)]}
+    def _exchange(self, request: web.Request, endpoint: Endpoint) -> HttpExchange:
+        return HttpExchange(
+            request,
+            endpoint,
+            self.limits,
+            self.rewriting,
+            self.engine_headers,
+            last=self.admission.draining,
         )
+
+    async def models(self, request: web.Request) -> web.Response:
+        """List the models of all fleets that the caller may use."""
+        models = sorted(self._named(request).items())
+        return web.json_response(
+            {"object": "list", "data": [_model(name, model) for name, model in models]}
+        )
+
+    def _named(self, request: web.Request) -> dict[str, ServedModel]:
+        """Every name that the client may ask for, aliases of this router included."""
+        caller = request[VISITOR].caller
+        models = self.index.models()
+        aliases = self.rewriting.aliases.items()
+        named = {**models, **{name: models[to] for name, to in aliases if to in models}}
+        if caller is None:
+            return named
+        return {name: one for name, one in named.items() if caller.may_use(name)}
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Describe one model; its name may hold slashes."""
+        name = request.match_info["name"]
+        named = self._named(request)
+        served = named.get(name)
+        if served is None:
+            raise ModelUnknown(name, list(named))
+        return web.json_response(_model(name, served))
+
+    async def version(self, _: web.Request) -> web.Response:
+        """Answer as vLLM does, with the version of most engines; and how many there are of each."""
+        everybody = (one for model in self.index.models().values() for one in model.instances)
+        instances = {one.instance_id: one.engine_version or "unknown" for one in everybody}
+        versions = Counter(instances.values()).most_common()
+        version = versions[0][0] if versions else "unknown"
+        return web.json_response({"version": version, "engines": dict(versions)})
 
     async def health(self, _: web.Request) -> web.Response:
         """Answer as long as the process works."""
@@ -143,6 +220,17 @@ class HttpApi:
         """Everything in Redis, with names, and how right this router's predictions were."""
         view = await self.index.fleet_view()
         self.predictions.annotate(view)
+        self.ejections.annotate(view)
+        self.tokenizers.annotate(view, self.index.models())
+        if not math.isfinite(view["redis_heard_age_s"]):  # before it was ever heard; JSON has none
+            view["redis_heard_age_s"] = None
+        view["router"] = {
+            "router_id": self.recent.router_id,
+            "now_s": time.time(),
+            "in_flight": self.admission.requests,
+            "queued": self.admission.queued,
+            "draining": self.admission.draining,
+        }
         return web.json_response(view)
 
 

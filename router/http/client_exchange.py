@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,13 +10,22 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from router import headers as names
-from router.admission import Ticket
+from router.door.admission import Ticket
+from router.door.engine_headers import EngineHeaders
+from router.door.visitor import Visitor
 from router.errors import BodyTooLarge, BodyTooSlow, ClientGone, RequestInvalid, RouterError
-from router.http.failures import REQUEST_ID, STATUS, error_body, error_type
+from router.http.dialects import error_event
+from router.http.failures import REQUEST_ID, STATUS
+from router.http.gate import VISITOR
+from router.http.usage_filter import UsageFilter
 from router.instances.upstream import Answer
-from router.requests.api_call import ApiCall, Endpoint
-from router.requests.openai_request import parse
+from router.requests.api_call import ApiCall
+from router.requests.endpoints import Endpoint, parse, refuse_climbing
+from router.requests.rewriting import Rewriting
 from router.snapshot import Decision
+
+PARSE_IN_THREAD_BYTES: Final = 256 * 1024
+"""A larger body is read in a thread: other requests go on between its steps."""
 
 CANDIDATES_SHOWN_MAX: Final = 8
 """A header has to fit into the 8 KiB that clients commonly allow."""
@@ -34,21 +44,39 @@ class HttpExchange:
 
     Args:
         request: the client's.
-        endpoint: where it came in; None: told by its content.
+        endpoint: where it came in.
         limits: of its body.
+        rewriting: what the operator lets be changed in it.
+        engine_headers: what the instance sees of the client's credentials.
         last: close the connection after the answer, because this router drains.
     """
 
     def __init__(
-        self, request: web.Request, endpoint: Endpoint | None, limits: BodyLimits, *, last: bool
+        self,
+        request: web.Request,
+        endpoint: Endpoint,
+        limits: BodyLimits,
+        rewriting: Rewriting,
+        engine_headers: EngineHeaders,
+        *,
+        last: bool,
     ) -> None:
         self._request = request
         self._endpoint = endpoint
         self._limits = limits
+        self._rewriting = rewriting
+        self._engine_headers = engine_headers
         self._last = last
         self._call: ApiCall | None = None
+        self._filter: UsageFilter | None = None
         self._event_stream = False
+        self._limit_headers: Mapping[str, str] = {}
         self.response: web.StreamResponse | None = None
+
+    @property
+    def visitor(self) -> Visitor:
+        """Who asks."""
+        return self._request[VISITOR]
 
     @property
     def started(self) -> bool:
@@ -57,19 +85,41 @@ class HttpExchange:
 
     async def receive(self, ticket: Ticket) -> ApiCall:
         """Read and check the request."""
+        path = _target(self._request)
+        refuse_climbing(path)
         body = await _read_body(self._request, ticket, self._limits)
-        self._call = parse(
-            body,
-            self._request.headers,
-            request_id=self._request[REQUEST_ID],
-            endpoint=self._endpoint,
-        )
+        if len(body) > PARSE_IN_THREAD_BYTES:
+            self._call = await asyncio.to_thread(self._understand, body, path)
+        else:
+            self._call = self._understand(body, path)
+        if self._call.hides_usage:
+            self._filter = UsageFilter()
         return self._call
+
+    def _understand(self, body: bytes, path: str) -> ApiCall:
+        call = parse(
+            self._endpoint,
+            body,
+            self._engine_headers.of(self._request.headers),
+            request_id=self._request[REQUEST_ID],
+            method=self._request.method,
+            path=path,
+        )
+        rewritten = self._rewriting.apply(call)
+        caller = self.visitor.caller
+        if caller is not None and not caller.may_use(rewritten.model):
+            caller.refuse_model(call.model)  # a key may be for the alias alone
+        return rewritten
+
+    def tell_limits(self, limits: Mapping[str, str]) -> None:
+        """Headers about the caller's limits."""
+        self._limit_headers = limits
 
     async def start(self, answer: Answer, decision: Decision) -> None:
         """Begin the client's answer with the instance's status and headers."""
         assert self._call is not None
-        response = web.StreamResponse(status=answer.status, headers=answer.headers)
+        response = _Answer(status=answer.status, headers=answer.headers)
+        response.headers.update(self._limit_headers)
         response.headers[names.REQUEST_ID] = self._call.request_id
         response.headers[names.INSTANCE] = decision.instance.instance_id
         if self._call.explain:
@@ -87,29 +137,42 @@ class HttpExchange:
     async def write(self, chunk: bytes) -> None:
         """Send a piece of the body."""
         assert self.response is not None
+        if self._filter is not None and self._event_stream:
+            chunk = self._filter.passes(chunk)
         try:
             await self.response.write(chunk)
         except ConnectionResetError as error:
             raise ClientGone("the client closed its connection") from error
 
+    def wire(self) -> "ClientWire | None":
+        """Where chunks can go as the instance framed them; None where they are changed here."""
+        response, transport = self.response, self._request.transport
+        assert response is not None
+        filtered = self._filter is not None and self._event_stream
+        chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        if filtered or not chunked or transport is None:
+            return None
+        return ClientWire(self._request, transport)
+
     async def finish(self) -> None:
         """End the answer."""
         assert self.response is not None
+        rest = self._filter.rest() if self._filter is not None else b""
         try:
-            await self.response.write_eof()
+            await self.response.write_eof(rest)
         except ConnectionResetError as error:
             raise ClientGone("the client closed its connection") from error
 
     async def break_off(self, error: RouterError) -> None:
         """Tell the client of a stream in an event; any other client by a connection that breaks."""
         assert self.response is not None
-        if self._event_stream and not isinstance(error, ClientGone):
+        # Behind a told length an event would be cut, and might make the answer look complete.
+        open_ended = self._event_stream and self.response.content_length is None
+        if open_ended and not isinstance(error, ClientGone):
             self.response.force_close()
-            event = json.dumps(
-                error_body(str(error), error_type(STATUS[error.reason]), error.reason)
-            )
+            event = error_event(self._request.path, STATUS[error.reason], str(error), error.reason)
             # The empty line in front ends an event that may have been cut in the middle.
-            await self.write(b"\n\ndata: " + event.encode() + b"\n\n")
+            await self.write(b"\n\n" + event)
             await self.finish()
         else:
             self.abort()
@@ -120,13 +183,51 @@ class HttpExchange:
             self._request.transport.abort()
 
 
+class _Answer(web.StreamResponse):
+    """Its head goes out with the first piece of its body, which is here already: one packet."""
+
+    _send_headers_immediately = False
+
+
+class ClientWire:
+    """The client's socket, behind a chunk that aiohttp has written and before the end it writes.
+
+    Args:
+        request: whose answer has begun, in chunks.
+        transport: of its connection.
+    """
+
+    def __init__(self, request: web.Request, transport: asyncio.Transport) -> None:
+        self._request = request
+        self._protocol = request.protocol
+        self._transport = transport
+
+    def write(self, chunks: bytes) -> None:
+        """Send whole chunks; a client that has gone takes none, and its handler is cancelled."""
+        if not self._transport.is_closing():
+            self._transport.write(chunks)
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads more slowly than the instance writes."""
+        return self._protocol.writing_paused
+
+    async def drain(self) -> None:
+        """Wait until it has read; raises ClientGone."""
+        try:
+            await self._request.writer.drain()
+        except ConnectionError as error:
+            raise ClientGone("the client closed its connection") from error
+
+
+def _target(request: web.Request) -> str:
+    """Path and query string as they were sent; of a target with a host in front, without it."""
+    raw = request.raw_path
+    return raw if raw.startswith("/") else request.path_qs
+
+
 async def _read_body(request: web.Request, ticket: Ticket, limits: BodyLimits) -> bytes:
     bytes_max = limits.bytes_max
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise RequestInvalid(
-            "Content-Encoding: compressed bodies are not understood; send the body as it is.",
-            param="Content-Encoding",
-        )
     if (request.content_length or 0) > bytes_max:
         raise BodyTooLarge(bytes_max)
     chunks: list[bytes] = []
@@ -171,6 +272,7 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
         "score": decision.score,
         "decided_s": decision.decided_s,
         "snapshot_age_s": _rounded(decision.snapshot_age_s),
+        "approximate": decision.approximate,
         "degraded": decision.degraded,
         "degraded_cause": decision.degraded_cause,
         "candidates": candidates,

@@ -1,15 +1,24 @@
-"""Every failure as an answer: one table from reason to status, one shape, OpenAI's."""
+"""Every failure as an answer: one table from reason to status, in the words of the API asked."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from router import headers as names
 from router import telemetry
-from router.errors import DropReason, RequestInvalid, RouterError, UpstreamFailed
-from router.requests.openai_request import request_id
+from router.errors import (
+    DropReason,
+    RequestInvalid,
+    RouterError,
+    Unauthorized,
+    UpstreamFailed,
+)
+from router.http.dialects import error_body
+from router.requests.received import request_id
 
 log = structlog.get_logger()
 
@@ -17,13 +26,18 @@ log = structlog.get_logger()
 STATUS: Final[Mapping[DropReason, int]] = {
     DropReason.REQUEST_INVALID: 400,
     DropReason.PROMPT_TOO_LONG: 400,
+    DropReason.UNAUTHORIZED: 401,
+    DropReason.FORBIDDEN: 403,
     DropReason.MODEL_UNKNOWN: 404,
+    DropReason.INSTANCE_UNKNOWN: 404,
     DropReason.BODY_TOO_SLOW: 408,
     DropReason.BODY_TOO_LARGE: 413,
     DropReason.OVERLOADED: 429,
+    DropReason.KEY_LIMITED: 429,
     DropReason.CLIENT_GONE: 499,
     DropReason.UPSTREAM_FAILED: 502,
     DropReason.DRAINING: 503,
+    DropReason.QUEUE_TIMEOUT: 503,
     DropReason.NO_ELIGIBLE_INSTANCE: 503,
     DropReason.INDEX_UNAVAILABLE: 503,
     DropReason.UPSTREAM_TIMEOUT: 504,
@@ -34,11 +48,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """Every request has one before its handler sees it."""
 
-SERVER_ERROR_MIN: Final = 500
 
-
-def make_app(routes: list[web.RouteDef]) -> web.Application:
-    """An application with these routes, whose every failure is an answer."""
+def make_app(routes: list[web.RouteDef], gate: Middleware | None = None) -> web.Application:
+    """An application with these routes behind a gate, whose every failure is an answer."""
     paths = ", ".join(f"{route.method} {route.path}" for route in routes)
 
     @web.middleware
@@ -48,41 +60,50 @@ def make_app(routes: list[web.RouteDef]) -> web.Application:
         try:
             response = await handler(request)
         except RouterError as error:
-            response = _refusal(error)
+            response = _refusal(request.path, error)
         except web.HTTPNotFound:
             message = f"There is no {request.path} here. Served are: {paths}."
-            response = _error(404, message, "path-unknown")
+            response = _error(request.path, 404, message, "path-unknown")
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             message = f"{request.method} is not allowed on {request.path}: use {allowed}."
-            response = _error(405, message, "method-not-allowed", headers={"Allow": allowed})
+            response = _error(
+                request.path, 405, message, "method-not-allowed", headers={"Allow": allowed}
+            )
         except Exception:
             telemetry.INTERNAL_ERRORS.inc()
             log.exception("request_crashed", request_id=request[REQUEST_ID])
-            response = _error(500, "The router failed. This is a defect of it.", "internal-error")
+            response = _error(
+                request.path, 500, "The router failed. This is a defect of it.", "internal-error"
+            )
         if not response.prepared:
             response.headers[names.REQUEST_ID] = request[REQUEST_ID]
         return response
 
-    app = web.Application(middlewares=[boundary])
+    app = web.Application(middlewares=[boundary, *([gate] if gate else [])])
     app.add_routes(routes)
     return app
 
 
-def _refusal(error: RouterError) -> web.Response:
+def _refusal(path: str, error: RouterError) -> web.Response:
     headers = {}
     if error.retry_after_s is not None:
-        headers["Retry-After"] = f"{error.retry_after_s:.0f}"
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = f'{error.challenge} realm="timestable"'
     if isinstance(error, UpstreamFailed):
         headers[names.INSTANCE] = error.instance_id
     param = error.param if isinstance(error, RequestInvalid) else None
-    response = _error(STATUS[error.reason], str(error), error.reason, param=param, headers=headers)
+    response = _error(
+        path, STATUS[error.reason], str(error), error.reason, param=param, headers=headers
+    )
     if error.reason is DropReason.DRAINING:
         response.force_close()
     return response
 
 
 def _error(
+    path: str,
     status: int,
     message: str,
     reason: str,
@@ -91,23 +112,7 @@ def _error(
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
     return web.json_response(
-        error_body(message, error_type(status), reason, param),
+        error_body(path, status, message, reason, param=param),
         status=status,
         headers={**(headers or {}), names.REASON: reason},
     )
-
-
-def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """OpenAI's shape of an error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def error_type(status: int) -> str:
-    """OpenAI's name for a class of errors."""
-    match status:
-        case 404:
-            return "not_found_error"
-        case 429:
-            return "rate_limit_error"
-        case _:
-            return "invalid_request_error" if status < SERVER_ERROR_MIN else "server_error"

@@ -12,7 +12,7 @@ import structlog
 from indexer.contract import fleet_functions, functions, index_functions, keys, reservations
 from indexer.contract.fleet_functions import Unreadable, reading
 from indexer.contract.functions import REDIS_WEATHER
-from indexer.contract.identifiers import FleetId
+from indexer.contract.identifiers import FleetId, InstanceId
 from indexer.contract.limits import BLOCK_HASH_BYTES, SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
@@ -185,6 +185,12 @@ class IndexClient:
     def models(self) -> dict[str, ServedModel]:
         """Every name that can be asked for: served names, aliases, adapters. From memory."""
         return self._models
+
+    def instance_ids(self) -> set[InstanceId]:
+        """Every member of every fleet, alive or not. From memory."""
+        return {
+            one.instance_id for known in self._fleets.values() for one in known.instances.values()
+        }
 
     def is_scope(self, model: str) -> bool:
         """Whether a fleet of this model exists, with instances or without."""

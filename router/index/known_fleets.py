@@ -1,6 +1,7 @@
 """Fleets as last read from Redis, and the models they serve."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from indexer.contract.records import (
 )
 from router import telemetry
 from router.eligibility import Roster, are_eligible, ineligible_reason
+from router.errors import RequestInvalid
 
 log = structlog.get_logger()
 
@@ -129,11 +131,15 @@ class KnownFleet:
                 "max_model_len_tokens": record.max_model_len_tokens,
                 "data_parallel_rank": record.data_parallel_rank,
                 "engine_version": record.engine_version,
+                "learned": record.learned,
+                "prefill_tokens_per_s": record.prefill_tokens_per_s,
             }
             if slot < len(counters.slots):
                 view |= slot_view(counters.slots[slot], counters.now_s)
                 reason = ineligible_reason(counters.slots[slot], counters.now_s)
                 view |= {"eligible": reason is None, "ineligible_reason": reason}
+            else:  # its counters come with the next reading
+                view |= {"eligible": False, "ineligible_reason": "joining"}
             instances.append(view)
         return {
             "fleet_id": self.record.fleet_id,
@@ -176,10 +182,32 @@ def _checked(record: InstanceRecord) -> InstanceRecord:
         raise TypeError("models or adapters is no list of names")
     if not all(number is None or isinstance(number, int) for number in ranks):
         raise TypeError("a number of the record is none")
+    rate: Any = record.prefill_tokens_per_s
+    if rate is not None and not (isinstance(rate, int | float) and 0 < rate < float("inf")):
+        raise TypeError("prefill_tokens_per_s is no positive number")
+    learned: Any = record.learned
+    if not isinstance(learned, bool):
+        raise TypeError("learned is neither true nor false")
     size: Any = record.block_size_tokens
     if not isinstance(size, int) or size < 1:
         raise TypeError("block_size_tokens is no positive number")
     return record
+
+
+def only_model(models: Mapping[str, ServedModel]) -> ServedModel | None:
+    """The model of the only fleet, for requests that name none; None when there is no fleet.
+
+    Raises:
+        RequestInvalid: there are several.
+    """
+    bases = {one.fleet.fleet_id: one for one in models.values() if one.adapter is None}
+    if len(bases) > 1:
+        names = ", ".join(sorted(one.fleet.model_scope for one in bases.values()))
+        raise RequestInvalid(
+            f"model: is required, because several are served here: {names}.", param="model"
+        )
+    base = next(iter(bases.values()), None)
+    return models.get(base.fleet.model_scope, base) if base is not None else None
 
 
 def served_models(

@@ -1,4 +1,4 @@
-"""Tells sidecars that their engine had more or less in its KV$ than the index said.
+"""Tells sidecars what their engine had more or less in its KV$ than the index said, or computed.
 
 Off the path of requests: a bounded queue, sent by one task. A notice that cannot be told is counted
 and forgotten; the next difference tells the same.
@@ -29,6 +29,9 @@ QUEUE_BYTES_MAX: Final = 4 * 1024 * 1024
 PER_INSTANCE_PER_S: Final = 10.0
 """A sidecar judges by a few; the rest would only cost."""
 
+COMPUTED_PER_INSTANCE_PER_S: Final = 200.0
+"""Of computed chains, from which it learns all it knows of them: more requests than it serves."""
+
 INSTANCES_MAX: Final = 4096
 """Instances whose rate is remembered."""
 
@@ -57,7 +60,7 @@ class NoticeQueue:
         self._deadline_s = deadline_s
         self._queue: deque[Call] = deque()
         self._queued_bytes = 0
-        self._limits: dict[tuple[FleetId, int, int], _RateLimit] = {}
+        self._limits: dict[tuple[FleetId, int, int, bool], _RateLimit] = {}
         self._wake = asyncio.Event()
 
     def tell(self, fleet: FleetId, slot: int, generation: int, notice: Notice) -> None:
@@ -65,7 +68,7 @@ class NoticeQueue:
         if len(notice.hashes) > NOTICE_BLOCKS_MAX * BLOCK_HASH_BYTES:
             telemetry.NOTICES.labels(result="too_long").inc()
             return
-        if not self._allowed((fleet, slot, generation)):
+        if not self._allowed((fleet, slot, generation, notice.computed)):
             telemetry.NOTICES.labels(result="too_many").inc()
             return
         packed = notice.encode()
@@ -113,15 +116,16 @@ class NoticeQueue:
             telemetry.NOTICES.labels(result="told" if reply == 1 else "gone").inc()
         return None
 
-    def _allowed(self, key: tuple[FleetId, int, int]) -> bool:
+    def _allowed(self, key: tuple[FleetId, int, int, bool]) -> bool:
+        per_s = COMPUTED_PER_INSTANCE_PER_S if key[-1] else PER_INSTANCE_PER_S
         now_s = time.monotonic()
         limit = self._limits.get(key)
         if limit is None:
             if len(self._limits) >= INSTANCES_MAX:
                 self._limits.clear()
-            limit = self._limits[key] = _RateLimit(PER_INSTANCE_PER_S, now_s)
-        gained = (now_s - limit.at_s) * PER_INSTANCE_PER_S
-        limit.left = min(PER_INSTANCE_PER_S, limit.left + gained)
+            limit = self._limits[key] = _RateLimit(per_s, now_s)
+        gained = (now_s - limit.at_s) * per_s
+        limit.left = min(per_s, limit.left + gained)
         limit.at_s = now_s
         if limit.left < 1:
             return False

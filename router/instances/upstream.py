@@ -5,6 +5,7 @@ the caller may ask another instance; from then on `relay` passes on whatever com
 """
 
 import asyncio
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -13,14 +14,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Protocol, Self
 
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
-from yarl import URL
-
 from indexer.contract.records import InstanceRecord
 from router import headers as names
-from router.errors import ClientGone, UpstreamFailed
+from router import telemetry
+from router.errors import ClientGone, UpstreamCause, UpstreamFailed
+from router.instances.connections import Connections
+from router.instances.engine_connection import (
+    ConnectTimedOut,
+    EngineConnection,
+    EngineUnreachable,
+    Wire,
+)
+from router.instances.http_wire import Origin, readable, request_head
 from router.requests.api_call import ApiCall
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -46,21 +51,25 @@ _NOT_FORWARDED: Final = _HOP_BY_HOP | {
     names.REQUEST_ID,
     names.EXPLAIN,
     names.POLICY,
+    names.PRIORITY,
 }
 
 TAIL_CHUNKS: Final = 4
 """Last chunks kept of an answer: usage and `[DONE]` of a stream come in the last one to three."""
 
-_CACHED_TOKENS: Final = b'"cached_tokens":'
-"""Inside generated text the quotes would be escaped, so this is found in usage alone."""
+END_BYTES: Final = 64
+
+_CACHED_TOKENS: Final = (b'"cached_tokens":', b'"cache_read_input_tokens":')
+"""OpenAI's name and Anthropic's; in generated text the quotes would be escaped."""
+
+_OUTPUT_TOKENS: Final = (b'"completion_tokens":', b'"output_tokens":')
+"""Likewise."""
 
 STALE_RETRIES_MAX: Final = 2
 """Kept-alive connections that the engine closed just before use, for one dispatch."""
 
-IDLE_SLACK_RATIO: Final = 0.1
-"""The idle deadline is moved only so often, not with every chunk, and fires that much later."""
-
-_NETWORK: Final = (aiohttp.ClientError, OSError)
+_BODYLESS: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+"""Methods whose requests need not have a body."""
 
 
 class Sink(Protocol):
@@ -72,6 +81,10 @@ class Sink(Protocol):
         Raises:
             ClientGone: nobody is there to take it.
         """
+        ...
+
+    def wire(self) -> Wire | None:
+        """Where chunks can go as they come, once the answer has begun; None: through `write`."""
         ...
 
 
@@ -86,7 +99,7 @@ class Answer:
         first: the first chunk of the body; empty when there is none.
         sent_s: monotonic time at which the request was handed to the connection.
         first_byte_s: monotonic time of the first chunk.
-        content: the rest of the body.
+        connection: brings the rest of the body.
         first_out_s: monotonic time at which the first chunk was passed on.
         output_bytes: passed on so far.
         tail: last chunks, for `cached_tokens`.
@@ -98,7 +111,7 @@ class Answer:
     first: bytes
     sent_s: float
     first_byte_s: float
-    content: aiohttp.StreamReader
+    connection: EngineConnection
     first_out_s: float | None = None
     output_bytes: int = 0
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_CHUNKS))
@@ -111,52 +124,38 @@ class Answer:
             for name, value in self.headers
         )
 
+    def end(self) -> bytes:
+        """Its last piece passed on, at least as long as the mark that ends a stream."""
+        return b"".join(list(self.tail)[-2:])[-END_BYTES:]
+
     def cached_tokens(self) -> int | None:
         """What the engine says it found in its KV$, when usage came with the answer."""
+        return self._last_number(_CACHED_TOKENS)
+
+    def output_tokens(self) -> int | None:
+        """What the engine says it has generated, when usage came with the answer."""
+        return self._last_number(_OUTPUT_TOKENS)
+
+    def _last_number(self, fields: tuple[bytes, ...]) -> int | None:
         tail = b"".join(self.tail)
-        at = tail.rfind(_CACHED_TOKENS)
-        if at < 0:
+        ends = (at + len(name) for name in fields if (at := tail.rfind(name)) >= 0)
+        last = max(ends, default=None)
+        if last is None:
             return None
-        number = tail[at + len(_CACHED_TOKENS) :].lstrip()
+        number = tail[last:].lstrip()
         digits = number[: len(number) - len(number.lstrip(b"0123456789"))]
         return int(digits) if digits else None
 
 
-@dataclass(slots=True)
-class _Probe:
-    """What is noted of one dispatch."""
-
-    reused: bool = False
-    sent_s: float = 0.0
-
-
-class _Body(Payload):
-    """A request body that notes when it was handed to its connection."""
-
-    def __init__(self, body: bytes, probe: _Probe) -> None:
-        super().__init__(body, content_type="application/json")
-        self._size = len(body)
-        self._autoclose = True
-        self._probe = probe
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return str(self._value, encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        await writer.write(self._value)
-        self._probe.sent_s = time.monotonic()
-
-
 class Upstream:
-    """One pool of connections to all instances.
-
-    The pool has no bound of its own, admission has one. Use as an async context manager.
+    """One pool of connections to all instances. Use as an async context manager.
 
     Args:
         connect_timeout_s: for a new connection.
         first_byte_timeout_s: from dispatch to the first body byte, queueing and prefill included.
         idle_timeout_s: between two chunks, and for a client that does not read.
         keepalive_s: an unused connection is closed after this; shorter than the engine's 5 s.
+        tls: how certificates of engines are checked; None: by the system's authorities.
     """
 
     def __init__(
@@ -166,32 +165,20 @@ class Upstream:
         first_byte_timeout_s: float,
         idle_timeout_s: float,
         keepalive_s: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
-        self._keepalive_s = keepalive_s
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections(
+            connect_timeout_s=connect_timeout_s, keepalive_s=keepalive_s, tls=tls
+        )
 
     async def __aenter__(self) -> Self:
-        async def note_reuse(_: Any, context: Any, __: Any) -> None:
-            context.trace_request_ctx.reused = True
-
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(note_reuse)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive_s),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
-            trace_configs=[trace],
-        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None
-        await self._session.close()
+        self._connections.close()
 
     @asynccontextmanager
     async def open(self, instance: InstanceRecord, call: ApiCall) -> AsyncIterator[Answer]:
@@ -202,56 +189,28 @@ class Upstream:
         Raises:
             UpstreamFailed: before the first byte.
         """
-        response = None
+        dispatch = _Dispatch(self._connections, instance, call)
         try:
             try:
                 async with asyncio.timeout(self._first_byte_timeout_s):
-                    probe, response = await self._send(instance, call)
-                    first = await response.content.readany()
+                    connection = await dispatch.sent()
+                    head = await connection.head()
+                    first = await connection.read()
             except TimeoutError as error:
                 raise self._too_late(instance, error) from error
-            except _NETWORK as error:
+            except (OSError, ValueError) as error:
                 raise _failed(instance, error, before_first_byte=True) from error
             yield Answer(
                 instance=instance,
-                status=response.status,
-                headers=_end_to_end(response.headers.items(), _HOP_BY_HOP),
+                status=head.status,
+                headers=readable(_end_to_end(head.headers, _HOP_BY_HOP)),
                 first=first,
-                sent_s=probe.sent_s,
+                sent_s=dispatch.sent_s,
                 first_byte_s=time.monotonic(),
-                content=response.content,
+                connection=connection,
             )
         finally:
-            if response is not None:
-                response.close()  # changes nothing once the body has been read to its end
-
-    async def _send(
-        self, instance: InstanceRecord, call: ApiCall
-    ) -> tuple[_Probe, aiohttp.ClientResponse]:
-        """Dispatch; again where a kept-alive connection turns out to be closed already."""
-        assert self._session is not None
-        headers = _end_to_end(call.headers, _NOT_FORWARDED)
-        headers.append((names.REQUEST_ID, call.request_id))
-        if instance.data_parallel_rank is not None:
-            headers.append((names.RANK, str(instance.data_parallel_rank)))
-        url = _url(instance.url, call.endpoint)
-        stale = 0
-        while True:
-            probe = _Probe()
-            try:
-                response = await self._session.post(
-                    url,
-                    data=_Body(call.body, probe),
-                    headers=headers,
-                    allow_redirects=False,
-                    trace_request_ctx=probe,
-                )
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
-                stale += 1
-                if not probe.reused or stale > STALE_RETRIES_MAX:
-                    raise
-            else:
-                return probe, response
+            dispatch.end()
 
     async def relay(self, answer: Answer, sink: Sink) -> None:
         """Pass the body on until its end.
@@ -260,50 +219,137 @@ class Upstream:
             UpstreamFailed: the instance broke off or fell silent; the client has a part already.
             ClientGone: the client does not take it.
         """
-        clock = time.monotonic  # the event loop's clock has a grain of 1 ms
-        content, tail, write, idle_s = answer.content, answer.tail, sink.write, self._idle_timeout_s
-        slack_s = idle_s * IDLE_SLACK_RATIO
-        reading, moved_s, chunk = False, clock(), answer.first
         try:
-            async with asyncio.timeout(idle_s + slack_s) as idle:
-                while chunk:
-                    await write(chunk)
-                    reading, now_s = True, clock()
-                    answer.first_out_s = answer.first_out_s or now_s
-                    answer.output_bytes += len(chunk)
-                    tail.append(chunk)
-                    if now_s - moved_s > slack_s:
-                        idle.reschedule(now_s + idle_s + slack_s)
-                        moved_s = now_s
-                    chunk = await content.readany()
-                    reading = False
-        except TimeoutError as error:
-            if not reading:
-                raise ClientGone(f"the client read nothing for {idle_s:g} s") from error
+            if answer.first:
+                await self._write(answer, answer.first, sink)
+                answer.first_out_s = time.monotonic()
+            wire = sink.wire() if answer.connection.passes else None
+            if wire is None:
+                await self._relay_pieces(answer, sink)
+            else:
+                await self._pass_on(answer, wire)
+        except _Silent as error:
             raise UpstreamFailed(
                 answer.instance.instance_id,
-                f"The instance {answer.instance.instance_id} fell silent for {idle_s:g} s.",
+                f"The instance {answer.instance.instance_id} fell silent for "
+                f"{self._idle_timeout_s:g} s.",
                 before_first_byte=False,
-                timeout=True,
+                cause=UpstreamCause.IDLE_TIMEOUT,
             ) from error
-        except _NETWORK as error:
+        except OSError as error:
             raise _failed(answer.instance, error, before_first_byte=False) from error
 
+    async def _relay_pieces(self, answer: Answer, sink: Sink) -> None:
+        """Bodies that have to be framed anew, or looked into on their way."""
+        while True:
+            try:
+                async with asyncio.timeout(self._idle_timeout_s):
+                    piece = await answer.connection.read()
+            except TimeoutError as error:
+                raise _Silent from error
+            if not piece:
+                return
+            await self._write(answer, piece, sink)
+
+    async def _write(self, answer: Answer, piece: bytes, sink: Sink) -> None:
+        try:
+            async with asyncio.timeout(self._idle_timeout_s):
+                await sink.write(piece)
+        except TimeoutError as error:
+            raise self._unread() from error
+        answer.output_bytes += len(piece)
+        answer.tail.append(piece)
+
+    async def _pass_on(self, answer: Answer, wire: Wire) -> None:
+        """Bodies that go through as they are, without waking this task for each chunk."""
+        connection, before = answer.connection, answer.output_bytes
+        try:
+            while True:
+                try:
+                    ended = await connection.pass_on(wire, answer.tail, self._idle_timeout_s)
+                except TimeoutError as error:
+                    raise _Silent from error
+                if ended:
+                    return
+                try:
+                    async with asyncio.timeout(self._idle_timeout_s):
+                        await wire.drain()
+                except TimeoutError as error:
+                    raise self._unread() from error
+        finally:
+            answer.output_bytes = before + connection.passed_bytes
+
+    def _unread(self) -> ClientGone:
+        return ClientGone(f"the client read nothing for {self._idle_timeout_s:g} s")
+
     def _too_late(self, instance: InstanceRecord, error: TimeoutError) -> UpstreamFailed:
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
+        if isinstance(error, ConnectTimedOut):
             return UpstreamFailed(
                 instance.instance_id,
                 f"The instance {instance.instance_id} accepted no connection within "
                 f"{self._connect_timeout_s:g} s.",
                 before_first_byte=True,
+                cause=UpstreamCause.CONNECT_TIMEOUT,
             )
         return UpstreamFailed(
             instance.instance_id,
             f"The instance {instance.instance_id} sent nothing within "
             f"{self._first_byte_timeout_s:g} s. Send a shorter prompt, or try again later.",
             before_first_byte=True,
-            timeout=True,
+            cause=UpstreamCause.FIRST_BYTE_TIMEOUT,
         )
+
+
+class _Silent(Exception):  # noqa: N818 - never leaves this file
+    """The instance sent nothing for too long."""
+
+
+class _Dispatch:
+    """One request on a connection; on another where a kept one turns out to be closed already."""
+
+    def __init__(self, connections: Connections, instance: InstanceRecord, call: ApiCall) -> None:
+        self.sent_s = time.monotonic()
+        self._connections = connections
+        self._call = call
+        self._instance = instance
+        self._connection: EngineConnection | None = None
+
+    async def sent(self) -> EngineConnection:
+        """The connection, when a byte of the answer is there or none will come.
+
+        Raises:
+            OSError, ValueError: no connection, or it broke.
+        """
+        call, origin = self._call, _origin(self._instance.url)
+        headers = _end_to_end(call.headers, _NOT_FORWARDED)
+        headers.append((names.REQUEST_ID, call.request_id))
+        if self._instance.data_parallel_rank is not None:
+            headers.append((names.RANK, str(self._instance.data_parallel_rank)))
+        bodyless = not call.body and call.method in _BODYLESS
+        length = None if bodyless else len(call.body)
+        path = origin.prefix + call.path
+        head = request_head(call.method, path, origin.authority, headers, length)
+        for stale_retries_left in range(STALE_RETRIES_MAX, -1, -1):
+            connection = self._connection = await self._connections.take(origin)
+            connection.send(head, call.body, to_head=call.method == "HEAD")
+            self.sent_s = time.monotonic()
+            try:
+                await connection.head()
+            except OSError:
+                stale = connection.reused and not connection.began
+                if not stale or not stale_retries_left:
+                    raise
+                connection.abort()
+                telemetry.STALE_CONNECTIONS.inc()
+            else:
+                break
+        assert self._connection is not None
+        return self._connection
+
+    def end(self) -> None:
+        """The connection is kept for others if its answer is complete, else closed."""
+        if self._connection is not None:
+            self._connections.give(self._connection)
 
 
 def _failed(
@@ -314,20 +360,26 @@ def _failed(
         instance.instance_id,
         f"The instance {instance.instance_id} {what} ({type(error).__name__}). Try again.",
         before_first_byte=before_first_byte,
+        cause=_cause(error),
     )
+
+
+def _cause(error: Exception) -> UpstreamCause:
+    connecting = isinstance(error, EngineUnreachable | ValueError)
+    return UpstreamCause.CONNECT if connecting else UpstreamCause.RESET
 
 
 def _end_to_end(headers: Any, excluded: frozenset[str]) -> list[tuple[str, str]]:
     """Headers that concern the other end, without those that `Connection` names."""
-    kept = [(name, value) for name, value in headers if name.lower() not in excluded]
+    kept: list[tuple[str, str]] = []
+    named: set[str] = set()
     for name, value in headers:
-        if name.lower() == "connection" and value.lower() not in {"keep-alive", "close"}:
-            named = {token.strip().lower() for token in value.split(",")}
-            kept = [header for header in kept if header[0].lower() not in named]
-    return kept
+        lowered = name.lower()
+        if lowered == "connection" and value.lower() not in {"keep-alive", "close"}:
+            named |= {token.strip().lower() for token in value.split(",")}
+        if lowered not in excluded:
+            kept.append((name, value))
+    return [pair for pair in kept if pair[0].lower() not in named] if named else kept
 
 
-@lru_cache(maxsize=4096)
-def _url(base: str, path: str) -> URL:
-    """Parsing costs more than anything else on the way of a small request."""
-    return URL(base.rstrip("/") + path)
+_origin = lru_cache(maxsize=4096)(Origin.of)

@@ -5,16 +5,32 @@ from enum import StrEnum
 from typing import Any
 
 
-class Endpoint(StrEnum):
-    """The completion endpoints, by path."""
+class Cost(StrEnum):
+    """What a request costs its engine."""
 
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
+    PREFILL = "prefill"
+    """The tokens of its prompt: it is tokenized, looked up and reserved."""
+
+    NONE = "none"
+    """Nothing that counts: any eligible instance, the least loaded one, and no reservation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """A conversation and what its template is given; names and defaults are vLLM's."""
+    """A conversation and what its template is given; names and defaults are vLLM's.
+
+    Attributes:
+        messages: as `requests.chat_messages` leaves them.
+        tools: likewise.
+        documents: of the request.
+        chat_template: the request's own, instead of the model's.
+        template_kwargs: further names that the template knows.
+        add_generation_prompt: end with what an answer begins with.
+        continue_final_message: leave the last message open.
+        add_special_tokens: add them to what the template renders.
+        merges_system: the API lets system messages stand between others, and they go to the first
+            one where the template does not.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -24,6 +40,7 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    merges_system: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,44 +58,73 @@ class TokenPrompt:
     packed: tuple[bytes, ...]
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpaquePrompt:
+    """A prompt whose token ids only the engine knows.
+
+    Attributes:
+        pieces: texts, roles and identities of media in the order of the conversation; two prompts
+            whose first pieces are equal have a prefix in common.
+        media_count: how many of the pieces stand for an image, a sound, a film.
+        texts_bytes: length of all texts together, as UTF-8.
+    """
+
+    pieces: tuple[str, ...]
+    media_count: int = 0
+    texts_bytes: int = 0
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | OpaquePrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """One completion request.
+    """One request for an engine.
 
     Attributes:
-        endpoint: where it came in, and where it goes.
-        body: as received; forwarded byte for byte.
+        method: of HTTP.
+        path: where it came in, and where it goes, with its query string, as it was sent.
+        endpoint: the path of the table of endpoints; for metrics, a bounded set.
+        cost: what it costs the engine.
+        body: forwarded byte for byte; as received, unless an option of the operator changed it.
         headers: the client's.
         request_id: the client's or a new one.
-        model: the name asked for.
+        model: the name asked for; empty where the request names none and need not.
         stream: whether server-sent events are wanted.
         prompt: what to tokenize.
-        prompts_count: 1, or more for a completion request with a list of prompts.
+        prompt_field: the body's field that holds the prompt, for messages.
+        prompts_count: 1, or more for a request with a list of prompts.
         choices_count: answers asked for each prompt; of several, each finds the others' blocks.
         reads_prefixes: whether the engine reuses resident blocks; with log probabilities of the
             prompt it computes every token.
+        tells_cached_tokens: whether the answer's usage is the engine's word about this prompt
+            alone.
+        hides_usage: usage was asked for on behalf of the router; the client does not see it.
         turn: earlier assistant messages; 0 for plain completions.
         cache_salt: separates prefixes; part of the hash root.
-        output_tokens_max: the client's limit, if any.
+        output_tokens_max: the client's limit, if any; 0 where nothing is generated.
         truncate_prompt_tokens: keep only so many last tokens; -1 for the model's limit.
         session_id: a hint of the client.
         policy: the policy asked for instead of the configured one.
         explain: the answer shall carry the decision.
     """
 
-    endpoint: Endpoint
+    method: str = "POST"
+    path: str
+    endpoint: str = ""
+    cost: Cost = Cost.PREFILL
     body: bytes
     headers: tuple[tuple[str, str], ...]
     request_id: str
     model: str
     stream: bool
     prompt: Prompt
+    prompt_field: str = "prompt"
     prompts_count: int = 1
     choices_count: int = 1
     reads_prefixes: bool = True
+    tells_cached_tokens: bool = True
+    hides_usage: bool = False
     turn: int = 0
     cache_salt: str | None = None
     output_tokens_max: int | None = None

@@ -42,7 +42,8 @@ def conversation(messages: list[dict[str, Any]], *, iterates_parts: bool) -> lis
     """Messages as vLLM hands them to a template.
 
     Text parts are joined by newlines, unless the template itself walks over parts; media parts stay
-    as bare markers there, and arguments of tool calls become objects.
+    as bare markers there, and arguments of tool calls become objects. What a tool says is always
+    text.
 
     Raises:
         ValueError: arguments of a tool call are not JSON.
@@ -56,7 +57,7 @@ def _message(message: dict[str, Any], iterates_parts: bool) -> dict[str, Any]:
         content = []
     elif isinstance(content, str):
         content = [{"type": "text", "text": content}]
-    if iterates_parts:
+    if iterates_parts and message["role"] != "tool":
         shown: Any = [_part(part) for part in content]
     else:
         texts = (_text(part) for part in content)

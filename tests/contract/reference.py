@@ -122,8 +122,10 @@ class ReferenceFleet:
         candidates: list[tuple[int, int, int]],
         prompt: Prompt | None = None,
         blocks: list[int] | None = None,
+        *,
+        slowness: list[int] | None = None,
     ) -> tuple[str, int]:
-        """The least product among the open candidates; blocks: of each one's engine."""
+        """The least product among the open candidates; blocks, slowness: of each one's engine."""
         ledger = self.ledgers.get(router)
         if ledger is None:
             return "lost", -1
@@ -138,7 +140,8 @@ class ReferenceFleet:
             s = self.slots[slot]
             if s.used and s.generation == generation:
                 new = self.new_tokens(slot, by_index, prompt, blocks[i] if blocks else 1)
-                scored.append(((s.tokens + new) * (s.requests + 1), new, s.requests, i))
+                slow = slowness[i] if slowness else 1
+                scored.append(((s.tokens + new) * slow * (s.requests + 1), new, s.requests, i))
         if not scored:
             return "gone", -1
         _, new, _, index = min(scored)

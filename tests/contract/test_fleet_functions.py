@@ -97,12 +97,19 @@ class Books(RuleBasedStateMachine):
             generation = data.draw(st.sampled_from([s.generation, s.generation + 1]))
             rows.append((slot, generation, data.draw(new_tokens)))
             blocks.append(data.draw(st.sampled_from([16, 64])))
-        expected = self.reference.reserve(router, sequence, rows, prompt, blocks)
+        slow = st.lists(st.sampled_from([1000, 2000, 5000]), min_size=len(rows), max_size=len(rows))
+        slowness = data.draw(st.none() | slow)
+        expected = self.reference.reserve(router, sequence, rows, prompt, blocks, slowness=slowness)
         in_flight = milestones and InFlight(
             milestones=milestones, block_size_tokens=np.array(blocks)
         )
         call = reservations.reserve(
-            FLEET.fleet_id, RouterId(router), sequence, candidates(*rows), in_flight=in_flight
+            FLEET.fleet_id,
+            RouterId(router),
+            sequence,
+            candidates(*rows),
+            in_flight=in_flight,
+            slowness=None if slowness is None else np.array(slowness),
         )
         status, index, states = self.server.call(call)
         assert (status.decode(), index) == expected

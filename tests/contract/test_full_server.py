@@ -13,6 +13,7 @@ from indexer.contract import (
     fleet_functions,
     index_functions,
     libraries,
+    quota,
     reservations,
     upkeep,
 )
@@ -54,6 +55,22 @@ GO_ON = {
     "release of what was never reserved": (reservations.release(ID, ROUTER, 9), 0),
     "sync": (reservations.sync(ID, ROUTER, b"", forget_tombstones=True), [0, 1]),
     "reap": (reservations.reap(ID, ROUTER), [b"r", 1]),
+    "quota_take": (
+        quota.take(
+            "key",
+            "me",
+            in_flight=1,
+            concurrent_max=2,
+            tokens_count=1,
+            requests=quota.UNLIMITED,
+            tokens=quota.UNLIMITED,
+        ),
+        [0, 0, -1, -1, 1],
+    ),
+    "quota_settle": (
+        quota.settle("key", "me", in_flight=0, tokens=quota.UNLIMITED, tokens_count=1),
+        1,
+    ),
 }
 REFUSED = {
     "store": index_functions.store(FLEET, SLOT, GENERATION, HASHES[9:]),

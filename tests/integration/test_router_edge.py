@@ -264,7 +264,7 @@ async def get(client: Any, path: str) -> Any:
     ("method", "path", "status", "words"),
     [
         ("GET", "/v1/completions", 405, ["POST"]),
-        ("POST", "/v1/embeddings", 404, ["/v1/chat/completions", "/v1/completions"]),
+        ("POST", "/v3/embeddings", 404, ["/v1/chat/completions", "/v1/completions"]),
     ],
 )
 async def test_a_wrong_path_or_method_is_told_the_right_ones(

@@ -187,7 +187,8 @@ async def test_the_first_byte_ends_the_prefill(redis_client, redis_socket) -> No
 async def test_beyond_the_bound_is_a_429(redis_client, redis_socket) -> None:
     """The door refuses at once and says why."""
     engine = FakeEngine("a", silent)
-    async with edge(redis_client, redis_socket, engine, in_flight_requests_max=1) as one:
+    full = {"in_flight_requests_max": 1, "queue_requests_max": 0}
+    async with edge(redis_client, redis_socket, engine, **full) as one:
         first = asyncio.ensure_future(one.client.post("/v1/completions", json=completion()))
         await until(lambda: engine.bodies, "the engine has the request")
         async with one.client.post("/v1/completions", json=completion()) as answer:

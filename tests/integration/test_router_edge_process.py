@@ -113,6 +113,19 @@ async def test_sigterm_is_announced_before_the_door_closes(redis_client, redis_s
         assert not await redis_client.exists(ledger)
 
 
+async def test_one_connection_too_many_is_told_so_by_the_process(redis_socket) -> None:
+    """On the loop that it runs on, whose transports are not asyncio's."""
+    options = ("--redis_url", f"unix://{redis_socket}", "--connections_max", "1")
+    async with started(*options) as (_, ports):
+        held, too_many = [
+            await asyncio.open_connection("127.0.0.1", ports["port"]) for _ in range(2)
+        ]
+        async with asyncio.timeout(START_S):
+            assert await too_many[0].readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
+        for _, writer in (held, too_many):
+            writer.close()
+
+
 async def answered(url: str) -> int | None:
     """Status of a request over a connection of its own; None where nobody listens."""
     try:

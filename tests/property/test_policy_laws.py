@@ -75,6 +75,23 @@ def test_more_hits_never_worsen_an_instance(fleet: FleetSnapshot, data: st.DataO
     assert LMetric()(request, better)[place] <= LMetric()(request, fleet)[place]
 
 
+@given(fleet=fleets(), data=st.data())
+def test_a_slower_device_is_as_one_with_more_to_compute(
+    fleet: FleetSnapshot, data: st.DataObject
+) -> None:
+    """Tokens count by how long they take; where all take as long, nothing is decided otherwise."""
+    request = make_request(PROMPT_TOKENS)
+    place = data.draw(st.integers(0, len(fleet.instances) - 1))
+    factor = data.draw(st.integers(1, 9))
+    slowness = np.full(len(fleet.instances), 1000)
+    alike = LMetric()(request, replace(fleet, slowness=slowness))
+    assert alike.tolist() == LMetric()(request, fleet).tolist()
+    slowness[place] *= factor
+    slower = LMetric()(request, replace(fleet, slowness=slowness))
+    assert slower[place] == alike[place] * factor
+    assert np.delete(slower, place).tolist() == np.delete(alike, place).tolist()
+
+
 @given(fleet=fleets(), factor=st.integers(1, 50))
 def test_a_factor_on_either_term_changes_no_choice(fleet: FleetSnapshot, factor: int) -> None:
     """There is nothing to tune: scaling tokens, or scaling batch + 1, keeps the order."""

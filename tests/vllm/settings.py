@@ -41,5 +41,9 @@ ENGINE_ENVIRONMENT = {
 ENGINE_FLAGS = (
     *("--block-size", str(BLOCK), "--max-model-len", str(CONTEXT_TOKENS)),
     *("--num-gpu-blocks-override", str(CAPACITY_BLOCKS), "--max-num-seqs", "16"),
+    "--enable-scale-out",  # /inference/v1/generate
     *("--enforce-eager", "--dtype", "float32", "--distributed-executor-backend", "uni"),
+    # Tools and schemas: a random model would write white space until its tokens are used up.
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
 )

@@ -7,12 +7,14 @@ from deploy.chaos.config import FIRST_BYTE_TIMEOUT_S
 from deploy.chaos.faults.base import FaultCase, Target
 from deploy.chaos.http_proxy import Fault
 
+TRIED_ELSEWHERE = {None, 429, 503}
+
 
 class UpstreamFault(FaultCase):
     """The first engine misbehaves towards routers.
 
-    An answer that it gives itself is passed on by design, except those that are retried elsewhere
-    (503), and a stream that it breaks off is broken; nothing else may fail.
+    An answer that it gives itself is passed on by design, except push-back (429, 503), for which
+    another engine is tried, and a stream that it breaks off is broken; nothing else may fail.
     """
 
     target = Target.INSTANCES
@@ -21,7 +23,7 @@ class UpstreamFault(FaultCase):
     async def inject(self, fleet: ChaosFleet) -> None:
         """Tell the proxy."""
         status = self.fault.status
-        passed_on = frozenset({status}) if status not in {None, 503} else frozenset()
+        passed_on = frozenset({status}) if status not in TRIED_ELSEWHERE else frozenset()
         if self.fault is Fault.HANG:
             passed_on = frozenset({504})  # a timeout is not tried elsewhere, by design
         if passed_on or self.fault is Fault.RESET_MID_STREAM:

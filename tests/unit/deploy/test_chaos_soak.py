@@ -44,6 +44,16 @@ class _Failing(_Told):
         raise NotRecoveredError("nobody came")
 
 
+class _Broken(_Told):
+    """Of a harness that ended unexpectedly."""
+
+    name = "broken"
+    target = Target.ROUTERS
+
+    async def inject(self, _fleet: ChaosFleet) -> None:
+        raise OSError("no such process")
+
+
 class _Forever(_Told):
     """Lasts until the run is cut short."""
 
@@ -93,6 +103,15 @@ async def test_a_fault_that_cannot_be_done_is_told_and_the_others_are_still_take
     told: list[str] = []
     overlap = Overlap([_Told(told), _Failing(told)], [0.0, 0.0])
     with pytest.raises(NotRecoveredError, match=r"failing: .*nobody came"):
+        await overlap.inject(_fleet())
+    assert sorted(told) == ["ended", "ended", "injected"]
+
+
+async def test_a_round_whose_harness_breaks_takes_its_faults_back() -> None:
+    """Before anybody learns of it: a process that stays stopped would not even end."""
+    told: list[str] = []
+    overlap = Overlap([_Forever(told), _Broken(told)], [0.0, 0.0])
+    with pytest.raises(ExceptionGroup, match="unhandled"):
         await overlap.inject(_fleet())
     assert sorted(told) == ["ended", "ended", "injected"]
 

@@ -6,6 +6,7 @@ from indexer.contract.records import EngineCounters
 from indexer.engine.engine_metrics import (
     CacheConfig,
     EngineSample,
+    RequestTotals,
     parse_cache_configs,
     parse_samples,
 )
@@ -39,6 +40,30 @@ def sample(running: int, waiting: int, usage: float, sleep: int | None = None) -
 def test_samples_by_engine() -> None:
     """Every rank has its own numbers; label values may hold anything."""
     assert {"0": sample(3, 1, 0.5), "1": sample(4, 0, 1.7e-05, 2)} == parse_samples(TEXT)
+
+
+TOTALS = b"""vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 2.0
+vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0
+vllm:request_success_total{engine="1",finished_reason="stop",model_name="m"} 4.0
+vllm:request_success_created{engine="1",finished_reason="stop",model_name="m"} 1.7e+09
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 5.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 5.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.5
+vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf",model_name="m"} 7.0
+vllm:time_to_first_token_seconds_count{engine="1",model_name="m"} 7.0
+vllm:time_to_first_token_seconds_sum{engine="1",model_name="m"} 0.7
+"""
+
+
+def test_totals_by_engine() -> None:
+    """Ends of all reasons, and the counts of a histogram, whose lines stand apart."""
+    samples = parse_samples(TEXT + TOTALS)
+    assert {engine: one.totals for engine, one in samples.items()} == {
+        "0": RequestTotals(first_tokens_count=5, ended_count=3),
+        "1": RequestTotals(first_tokens_count=7, ended_count=4),
+    }
+    with pytest.raises(ValueError, match="count"):
+        parse_samples(TEXT + TOTALS.replace(b"7.0", b"+Inf"))
 
 
 def test_cache_configs_by_engine() -> None:
@@ -88,3 +113,27 @@ def test_not_a_number() -> None:
     """A line without a number is an error, not a zero."""
     with pytest.raises(ValueError, match="many"):
         parse_samples(b'vllm:num_requests_running{engine="0"} many\n')
+
+
+COMPUTED = b"""vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1000.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 300.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 50.0
+vllm:prefix_cache_queries_total{engine="1",model_name="m"} NaN
+vllm:prefix_cache_hits_total{engine="1",model_name="m"} 0.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 0.0
+process_start_time_seconds 1.7e+09
+"""
+
+
+def test_what_was_computed_and_since_when() -> None:
+    """Prompts less what was found, and answers; unknown where a part is missing or no number."""
+    samples = parse_samples(TEXT + b"\n".join(sorted(COMPUTED.splitlines())) + b"\n")
+    told = {engine: (one.computed_tokens, one.started_s) for engine, one in samples.items()}
+    assert told == {"0": (750, 1.7e9), "1": (None, 1.7e9)}
+
+
+def test_an_engine_may_reuse_nothing() -> None:
+    """Prefix caching can be switched off; older engines do not say."""
+    line = b'vllm:cache_config_info{block_size="16",enable_prefix_caching="%s"} 1.0\n'
+    for text, expected in ((b"True", True), (b"False", False), (b"None", True)):
+        assert parse_cache_configs(line % text)["0"].reuses_prefixes is expected

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from indexer.__main__ import main
-from indexer.config import InspectConfig, SidecarConfig, loggable, parse
+from indexer.config import InspectConfig, SidecarConfig, host_and_port, loggable, parse
 
 
 def test_without_a_word_it_is_the_sidecar() -> None:
@@ -59,6 +59,16 @@ def test_file(tmp_path: Path) -> None:
         (["--event_endpoint", "ipc://"], "event_endpoint"),
         (["--event_endpoint", "tcp://h:1", "--replay_endpoint", "no"], "replay_endpoint"),
         (["--instances_expected", "4097"], "instances_expected"),
+        (["--engines_dns", "name"], "engines_dns"),
+        (["--engines_dns", "name:0"], "engines_dns"),
+        (["--engines_dns", "http://name:1"], "engines_dns"),
+        (["--engines_dns", "n:1", "--engines_file", "f"], "engines_dns"),
+        (["--engines_file", "f", "--advertised_url", "http://x"], "advertised_url"),
+        (["--engines_file", "f", "--checkpoint_path", "d"], "checkpoint_path"),
+        (["--approximate", "true", "--event_endpoint", "tcp://h:1"], "event_endpoint"),
+        (["--prefill_tokens_per_s", "0"], "prefill_tokens_per_s"),
+        (["--prefill_tokens_per_s", "inf"], "prefill_tokens_per_s"),
+        (["--prefill_tokens_per_s", "1e-9"], "prefill_tokens_per_s"),
         (["--redis_url", "redis://h:70000"], "error: redis_url: Port out of range"),
         (["--redis_url", "redis://h:port"], "error: redis_url: Port out of range"),
         (["--redis_url", "redis://h:1?db=x"], "error: redis_url: Invalid value for 'db'"),
@@ -90,6 +100,26 @@ def test_secrets_are_not_logged() -> None:
 def test_redis_urls_are_taken(url: str) -> None:
     """All three kinds, with and without what may be left out."""
     assert url == SidecarConfig(redis_url=url).redis_url
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("engines:8000", ("engines", 8000)),
+        ("[::1]:1", ("::1", 1)),
+        ("u@h:1", None),
+        ("h:1/x", None),
+    ],
+)
+def test_a_name_and_a_port(text: str, place: tuple[str, int] | None) -> None:
+    """And nothing else beside them."""
+    assert host_and_port(text) == place
+
+
+def test_ranks_can_be_told_where_no_events_are_followed() -> None:
+    """Of an engine alone, or of each on a list."""
+    for options in ({"approximate": True}, {"engines_file": Path("f")}, {"engines_dns": "n:1"}):
+        assert SidecarConfig(engine_ranks=2, **options).engine_ranks == 2
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://*:5557", "tcp://[::1]:1", "tcp://h:1", "ipc:///x"])

@@ -139,3 +139,33 @@ def test_block_sizes() -> None:
         match = rf"{engine_tokens} .* {fleet_tokens}.*--block_size_tokens.*--block-size"
         with pytest.raises(EngineUnsuitable, match=match):
             check_block_sizes(engine_tokens, fleet_tokens)
+
+
+def test_without_events_ranks_come_from_the_metrics() -> None:
+    """Or there is one; block size and KV$ as told, else the fleet's blocks and no size."""
+    config = SidecarConfig(approximate=True)
+    shape = CacheConfig(block_size_tokens=32, capacity_blocks=7)
+    two = plan(config, engine(sources=None, caches={"1": shape, "0": shape})).ranks
+    assert [one.record.data_parallel_rank for one in two] == [0, 1]
+    assert {(one.record.learned, one.record.block_size_tokens) for one in two} == {(True, 32)}
+    (bare,) = plan(config, engine(sources=None, caches={})).ranks
+    told = bare.record.block_size_tokens, bare.record.capacity_blocks, bare.record.learned
+    assert told == (16, None, True)
+
+
+def test_an_operator_who_tells_the_block_size_hides_nothing_else() -> None:
+    """Of an engine that reuses nothing nothing is learned, and its KV$ is as large as it says."""
+    config = SidecarConfig(approximate=True, engine_block_size_tokens=32)
+    shape = CacheConfig(block_size_tokens=16, capacity_blocks=7, reuses_prefixes=False)
+    (one,) = plan(config, engine(sources=None, caches={"0": shape})).ranks
+    told = one.record.block_size_tokens, one.record.capacity_blocks, one.reuses_prefixes
+    assert told == (32, 7, False)
+
+
+def test_events_are_followed_unless_told_otherwise() -> None:
+    """An engine without any is refused, with what to do about it."""
+    assert not plan(SidecarConfig(), engine()).ranks[0].record.learned
+    assert plan(SidecarConfig(approximate=True), engine()).ranks[0].record.learned
+    for sources in (None, ()):
+        with pytest.raises(EngineUnsuitable, match="--approximate true"):
+            plan(SidecarConfig(), engine(sources=sources))

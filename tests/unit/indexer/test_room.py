@@ -3,6 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from indexer.approximate.learned_blocks import LearnedBlocks
 from indexer.contract import block_hash
 from indexer.contract.identifiers import EngineBlockHash, InstanceId
 from indexer.engine.vllm_events import DEVICE_MEDIUM, BlockStored
@@ -27,6 +28,7 @@ def room() -> Room:
         rank="0",
         instance_id=InstanceId("i"),
         canonical_blocks_per_engine_block=1.0,
+        learned=LearnedBlocks(100),
     )
 
 
@@ -94,3 +96,42 @@ def test_a_full_server_is_relieved_of_an_eighth(
     monkeypatch.setattr(budget, "RELAX_S", 0.0)
     room.hear(None, table)
     assert table.published_count == 100
+
+
+def learned_room(blocks: int) -> tuple[Room, LearnedBlocks]:
+    """With one chain of so many learned blocks."""
+    learned = LearnedBlocks(100)
+    root = block_hash.approximate_root(model_scope="m", block_size_tokens=16)
+    learned.learn(block_hash.split(block_hash.chain(root, bytes(64 * blocks), 16)))
+    room = Room(
+        Telemetry(CollectorRegistry()),
+        rank="0",
+        instance_id=InstanceId("i"),
+        canonical_blocks_per_engine_block=1.0,
+        learned=learned,
+    )
+    return room, learned
+
+
+def test_what_is_learned_gives_way_before_what_is_known(table: BlockTable) -> None:
+    """It counts against the budget, and comes back by being used only."""
+    room, learned = learned_room(20)
+    store(table, 1)
+    assert room.wanted_blocks(table) == 30
+    last = learned.published()[-1]
+    (delta, *_) = room.hear(25, table)
+    assert (len(delta.removed), delta.removed[0]) == (5, last)
+    assert (len(learned), table.published_count) == (15, 10)
+    room.hear(9, table)
+    assert (len(learned), table.published_count) == (0, 8)
+    room.hear(None, table)
+    assert (len(learned), table.published_count) == (0, 10)
+
+
+def test_a_full_server_takes_an_eighth_of_what_is_learned_first(table: BlockTable) -> None:
+    """And again while it stays full, at growing intervals; the table is spared meanwhile."""
+    room, learned = learned_room(70)
+    store(table, 1)
+    assert len(room.found_full(table).removed) == 10
+    assert (len(learned), table.published_count) == (60, 10)
+    assert room.found_full(table) == Delta()  # patient

@@ -23,4 +23,8 @@ def test_metrics_of_the_process_have_no_label_rank() -> None:
         telemetry.index_bytes,
         telemetry.index_bytes_per_membership,
         telemetry.redis_evicts,
+        telemetry.audits_left_out,
+        telemetry.engines,
+        telemetry.engine_failures,
+        telemetry.list_failures,
     }

@@ -40,6 +40,8 @@ def test_tokenizers_are_a_map() -> None:
         (["--redis_url", "redis://h:99999"], "redis_url"),
         (["--keepalive_s", "5"], "keepalive_s"),
         (["--retries_max", "-1"], "retries_max"),
+        (["--ejection_ratio_max", "1.5"], "ejection_ratio_max"),
+        (["--ejection_lease_s", "90"], "ejection_lease_s"),
         (["--log_level", "loud"], "log_level"),
         (["--in_flight_bytes_max", "10"], "in_flight_bytes_max"),
     ],

@@ -14,6 +14,7 @@ from router.eligibility import (
     are_eligible,
     eligible_snapshot,
     ineligible_reason,
+    slowness,
     without,
 )
 from router.errors import NoEligibleInstance
@@ -225,3 +226,23 @@ def test_without_leaves_the_failed_out() -> None:
     assert (ids(rest), rest.batch_size.tolist(), rest.slot.tolist()) == (["b"], [1], [1])
     with pytest.raises(NoEligibleInstance, match="was tried and failed"):
         without(fleet, {"a", "b", "c"})
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ([], None),
+        ([None, None], None),
+        ([1000.0, None], None),
+        ([1000.0, 1230.0, 990.0, None], None),  # equal devices, measured
+        ([1000.0, 4000.0], [4000, 1000]),
+        ([1000.0, None, 4000.0, 4000.0], [4000, 1000, 1000, 1000]),
+        ([1.0, 1e9], [65_535, 1000]),
+    ],
+)
+def test_slowness_is_told_only_of_devices_that_differ(
+    rates: list[float | None], expected: list[int] | None
+) -> None:
+    """Against the fastest; who is not known counts as the median of those that are."""
+    told = slowness(rates)
+    assert (None if told is None else told.tolist()) == expected

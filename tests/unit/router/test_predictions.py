@@ -12,12 +12,12 @@ from indexer.contract.limits import NOTICE_BLOCKS_MAX
 from indexer.contract.records import Notice
 from router.index.notice_queue import PER_INSTANCE_PER_S, QUEUE_BYTES_MAX, NoticeQueue
 from router.predictions import WINDOW_S, Predictions, notice_of
-from router.requests.api_call import ApiCall, Endpoint, TextPrompt
+from router.request_record import RequestRecord
+from router.requests.api_call import ApiCall, TextPrompt
 from router.snapshot import Decision
-from router.telemetry import RequestRecord
 
 CALL = ApiCall(
-    endpoint=Endpoint.COMPLETIONS,
+    path="/v1/completions",
     body=b"",
     headers=(),
     request_id="r",
@@ -148,6 +148,35 @@ def test_a_sidecar_is_told_where_the_index_was_wrong(
         actual_tokens=actual,
         hashes=HASHES[: blocks * 8],
     )
+
+
+@pytest.mark.parametrize(
+    ("hit", "in_flight", "first_block"),
+    [(0, 0, 0), (16, 0, 0), (48, 0, 2), (48, 32, 0), (80, 0, 4)],
+)
+def test_what_was_computed_is_told_from_the_last_known_block_on(
+    hit: int, in_flight: int, first_block: int
+) -> None:
+    """Only of decisions by estimate, and those are compared with nothing."""
+    proof = Proof()
+    exact = decision(hit, in_flight)
+    proof.predictions.computed(exact, HASHES)
+    assert proof.told.notices == []
+    by_text = replace(exact, snapshot=replace(exact.snapshot, approximate=True))
+    proof.predictions.computed(by_text, b"")
+    proof.predictions.computed(by_text, HASHES)
+    ((slot, generation, notice),) = proof.told.notices
+    assert (slot, generation) == (0, 1)
+    assert notice == Notice(
+        decided_s=7.5,
+        predicted_tokens=0,
+        actual_tokens=0,
+        hashes=HASHES[first_block * 8 :],
+        computed=True,
+        first_block=first_block,
+    )
+    assert proof.settle(by_text, 0) is None
+    assert len(proof.told.notices) == 1
 
 
 def test_notices_go_to_the_slot_and_not_for_prompts_that_read_nothing() -> None:

@@ -8,6 +8,7 @@ from route_parts import IDS, FakeParts, failure, make_call
 from waiting import until_equal
 
 from indexer.contract import block_hash
+from router.dispatch import DispatchBounds
 from router.errors import (
     DegradedCause,
     DropReason,
@@ -17,10 +18,12 @@ from router.errors import (
     RequestInvalid,
     RouterError,
     TokensUnknown,
+    UpstreamCause,
     UpstreamFailed,
 )
-from router.requests.api_call import TextPrompt, TokenPrompt
-from router.telemetry import DEGRADED, RequestRecord
+from router.request_record import RequestRecord
+from router.requests.api_call import OpaquePrompt, TextPrompt, TokenPrompt
+from router.telemetry import DEGRADED
 
 
 async def test_a_request_is_looked_up_sent_and_recorded() -> None:
@@ -85,13 +88,13 @@ async def test_retries_have_a_bound(retries_max: int, expected: int) -> None:
     """As many as configured, and never more than there are instances."""
     parts = FakeParts(failures={name: failure(name) for name in "abc"})
     with pytest.raises(UpstreamFailed):
-        await parts.routed(retries_max=retries_max)
+        await parts.routed(bounds=DispatchBounds(retries_max=retries_max, total_timeout_s=60.0))
     assert len(parts.asked) == expected
 
 
 async def test_a_timeout_is_not_repeated() -> None:
     """The client has waited long enough, and the prompt is the likely reason."""
-    parts = FakeParts(failures={"a": failure("a", timeout=True)})
+    parts = FakeParts(failures={"a": failure("a", cause=UpstreamCause.FIRST_BYTE_TIMEOUT)})
     with pytest.raises(UpstreamFailed):
         await parts.routed()
     assert parts.asked == ["a"]
@@ -134,12 +137,28 @@ async def test_whatever_ends_the_request_releases_it(defect: BaseException) -> N
         DegradedCause.TEMPLATE_FAILED,
     ],
 )
-async def test_without_token_ids_a_request_is_routed_without_hits(cause: DegradedCause) -> None:
-    """With a length from its body, counted as degraded, and answered."""
-    parts = FakeParts(token_error=TokensUnknown(cause, "no"))
+async def test_without_token_ids_a_request_is_routed_by_its_text(cause: DegradedCause) -> None:
+    """In chunks under a root of their own; counted as degraded, and told to its sidecar."""
+    text = "Once upon a time. " * 20
+    call = make_call(prompt=TextPrompt(texts=(text,)))
+    parts = FakeParts(call=call, token_error=TokensUnknown(cause, "no"))
     record = await parts.routed()
-    assert (parts.lookups, parts.prompt_tokens) == ([b""], [100])
+    root = block_hash.approximate_root(model_scope="m", block_size_tokens=16)
+    hashes = block_hash.chain(root, text.encode(), 16)
+    assert (parts.lookups, parts.prompt_tokens) == ([hashes], [90])
     assert (record.outcome, record.degraded, record.degraded_cause) == ("completed", True, cause)
+    assert (record.approximate, record.hit_tokens) == (True, 16)
+    assert parts.computed_ == [(True, hashes)]
+
+
+async def test_what_only_the_engine_can_tokenize_is_no_degradation() -> None:
+    """Pictures are looked up by their text and what they are; an error tells nothing."""
+    parts = FakeParts(call=make_call(prompt=OpaquePrompt(pieces=("user", "x" * 200))))
+    record = await parts.routed()
+    assert (record.degraded, record.approximate, len(parts.lookups[0])) == (False, True, 3 * 8)
+    parts = FakeParts(call=parts.call, failures=dict.fromkeys("abc", 400))
+    await parts.routed()
+    assert parts.computed_ == []
 
 
 @pytest.mark.parametrize(
@@ -237,25 +256,50 @@ async def test_a_plain_answer_awaits_its_last_full_block(canonical: int, blocks:
     assert (len(parts.booked), parts.prefilled_) == (2, [])
 
 
-@pytest.mark.parametrize(
-    ("changes", "ended"),
-    [
-        ({"prompt": TokenPrompt(packed=(block_hash.pack_tokens(IDS[:15]),))}, 1),
-        ({"reads_prefixes": False}, 0),
-        ({"prompt": TokenPrompt(packed=(block_hash.pack_tokens(IDS),) * 2), "prompts_count": 2}, 0),
-    ],
-)
-async def test_what_no_block_tells(changes: dict[str, Any], ended: int) -> None:
-    """Less than a block is soon computed; else the share stays until the answer ends."""
-    parts = FakeParts(call=make_call(stream=False, **changes))
+SHORT = block_hash.pack_tokens(IDS[:15])
+FIRST, LAST = block_hash.pack_tokens(IDS[:32]), block_hash.pack_tokens(IDS[32:64])
+
+
+async def test_less_than_a_block_is_soon_computed() -> None:
+    """Nothing is awaited: by the time that a sidecar could tell, it is computed anyway."""
+    parts = FakeParts(call=make_call(stream=False, prompt=TokenPrompt(packed=(SHORT,))))
     await parts.routed()
-    await until_equal(ended, lambda: len(parts.prefilled_))
+    await until_equal(1, lambda: len(parts.prefilled_))
     assert parts.awaited_ == []
 
 
-async def test_a_plain_answer_of_unknown_tokens_awaits_nothing() -> None:
-    """Nobody can tell which block is its last."""
-    error = TokensUnknown(DegradedCause.TOKENIZER_UNAVAILABLE, "no")
-    parts = FakeParts(call=make_call(stream=False), token_error=error)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_several_prompts_the_last_one_tells(stream: bool) -> None:
+    """Also of a stream, whose first byte comes when the first prompt is computed."""
+    prompt = TokenPrompt(packed=(FIRST, LAST))
+    parts = FakeParts(call=make_call(stream=stream, prompt=prompt, prompts_count=2))
     await parts.routed()
-    assert (parts.prefilled_, parts.awaited_) == ([], [])
+    root = block_hash.root(model_scope="m", block_size_tokens=16)
+    assert [block for _, block in parts.awaited_] == [block_hash.chain(root, LAST, 16)[-8:]]
+    assert parts.lookups == [block_hash.chain(root, FIRST, 16)]
+    assert parts.prefilled_ == []
+
+
+UNKNOWN = TokensUnknown(DegradedCause.TOKENIZER_UNAVAILABLE, "no")
+
+
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [
+        (UNKNOWN, {"body": b"x" * 64}),
+        (None, {"reads_prefixes": False}),
+        (None, {"prompt": TokenPrompt(packed=(SHORT,) * 2), "prompts_count": 2}),
+    ],
+)
+async def test_where_no_block_tells_a_ticket_is_awaited(
+    error: TokensUnknown | None, changes: dict[str, Any]
+) -> None:
+    """Of unknown tokens, of prompts computed all anew, of many short ones; a new one each time."""
+    parts = FakeParts(call=make_call(stream=False, **changes), token_error=error)
+    await parts.routed()
+    await parts.routed()
+    tickets = {block for _, block in parts.awaited_}
+    assert [booking for booking, _ in parts.awaited_] == parts.booked
+    assert len(tickets) == 2
+    assert {len(ticket) for ticket in tickets} == {8}
+    assert parts.prefilled_ == []

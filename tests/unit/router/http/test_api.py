@@ -22,6 +22,7 @@ from router.errors import (
     Overloaded,
     RequestInvalid,
     RouterError,
+    UpstreamCause,
     UpstreamFailed,
 )
 from router.http.client_exchange import CANDIDATES_SHOWN_MAX, decision_view
@@ -59,7 +60,12 @@ async def answer_to(error: BaseException) -> tuple[int, Any, dict[str, Any]]:
         (IndexUnavailable("none"), 503, "server_error", "2"),
         (UpstreamFailed(INSTANCE, "x", before_first_byte=True), 502, "server_error", "1"),
         (
-            UpstreamFailed(INSTANCE, "x", before_first_byte=True, timeout=True),
+            UpstreamFailed(
+                INSTANCE,
+                "x",
+                before_first_byte=True,
+                cause=UpstreamCause.FIRST_BYTE_TIMEOUT,
+            ),
             504,
             "server_error",
             "1",

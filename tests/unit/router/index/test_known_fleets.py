@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from builders import make_fleet_record
+from builders import make_fleet_record, make_instance
 
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
@@ -60,3 +60,12 @@ def test_leases_that_ended_in_an_outage_prove_nothing_until_sidecars_could_renew
 def test_who_has_left_by_other_ways_is_not_waited_for(after: FleetCounters) -> None:
     """An ended lease without an outage, a drain and a successor are told by the counters."""
     assert not known().outlasts(after)
+
+
+def test_an_instance_newer_than_the_counters_is_shown_and_not_eligible() -> None:
+    """Records and counters are read one after the other; operators see the same fields always."""
+    fleet = known()
+    fleet.instances = {slot: make_instance(f"i-{slot}") for slot in (0, 3)}
+    seen, newer = fleet.view()["instances"]
+    assert "eligible" in seen
+    assert (newer["eligible"], newer["ineligible_reason"]) == (False, "joining")

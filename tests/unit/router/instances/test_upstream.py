@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from builders import make_instance
 
-from router.errors import UpstreamFailed
-from router.instances.upstream import _HOP_BY_HOP, _NOT_FORWARDED, Answer, _end_to_end, _url
+from router.errors import UpstreamCause, UpstreamFailed
+from router.instances.upstream import _HOP_BY_HOP, _NOT_FORWARDED, Answer, _end_to_end
 
 
 def answer(*chunks: bytes, headers: list[tuple[str, str]] | None = None) -> Answer:
     """An answer that has passed these chunks on."""
-    content: Any = None
+    connection: Any = None
     made = Answer(
         instance=make_instance(),
         status=200,
@@ -19,7 +19,7 @@ def answer(*chunks: bytes, headers: list[tuple[str, str]] | None = None) -> Answ
         first=b"",
         sent_s=0.0,
         first_byte_s=0.0,
-        content=content,
+        connection=connection,
     )
     made.tail.extend(chunks)
     return made
@@ -32,6 +32,7 @@ def answer(*chunks: bytes, headers: list[tuple[str, str]] | None = None) -> Answ
         ([b'{"usage": {"prompt_tokens_details": {"cached_tokens": 0}}}'], 0),
         ([b'"cached_to', b'kens":', b"1", b"23}"], 123),
         ([b'"cached_tokens":5}', b'"cached_tokens":7}'], 7),
+        ([b'{"usage":{"input_tokens":3,"cache_read_input_tokens":32}}'], 32),
         ([b'"cached_tokens":null'], None),
         ([b'"cached_tokens":'], None),
         ([b'{"text": "\\"cached_tokens\\":9"}'], None),
@@ -90,20 +91,19 @@ def test_an_answers_length_and_id_are_kept() -> None:
     assert _end_to_end(headers, _HOP_BY_HOP) == [("Content-Length", "5"), ("Server", "uvicorn")]
 
 
-def test_a_base_url_may_end_in_a_slash() -> None:
-    """And may have a path of its own."""
-    assert str(_url("http://h:1/", "/v1/completions")) == "http://h:1/v1/completions"
-    assert str(_url("http://h:1/p", "/v1/completions")) == "http://h:1/p/v1/completions"
-
-
 @pytest.mark.parametrize(
-    ("before_first_byte", "timeout", "expected"),
-    [(True, False, True), (True, True, False), (False, False, False)],
+    ("before_first_byte", "cause", "expected"),
+    [
+        (True, UpstreamCause.CONNECT, True),
+        (True, UpstreamCause.CONNECT_TIMEOUT, True),
+        (True, UpstreamCause.FIRST_BYTE_TIMEOUT, False),
+        (False, UpstreamCause.RESET, False),
+    ],
 )
 def test_what_may_be_asked_of_another_instance(
-    before_first_byte: bool, timeout: bool, expected: bool
+    before_first_byte: bool, cause: UpstreamCause, expected: bool
 ) -> None:
     """Nothing has reached the client, and there is time left."""
     instance_id = make_instance().instance_id
-    error = UpstreamFailed(instance_id, "", before_first_byte=before_first_byte, timeout=timeout)
+    error = UpstreamFailed(instance_id, "", before_first_byte=before_first_byte, cause=cause)
     assert error.retryable is expected

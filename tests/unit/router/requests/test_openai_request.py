@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from indexer.contract.block_hash import pack_tokens
 from router.errors import RequestInvalid
-from router.requests.api_call import ApiCall, ChatPrompt, Endpoint, TextPrompt, TokenPrompt
-from router.requests.openai_request import parse, request_id
+from router.requests.api_call import ApiCall, ChatPrompt, OpaquePrompt, TextPrompt, TokenPrompt
+from router.requests.endpoints import ROUTE, parse
+from router.requests.received import request_id
 
 MESSAGE = {"role": "user", "content": "hi"}
 
@@ -18,7 +19,7 @@ MESSAGE = {"role": "user", "content": "hi"}
 def call(body: Any, headers: dict[str, str] | None = None) -> ApiCall:
     """Parse a body given as bytes or as what JSON makes of it."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse(raw, headers or {}, request_id="r")
+    return parse(ROUTE, raw, headers or {}, request_id="r")
 
 
 def refusal(body: Any) -> tuple[str | None, str]:
@@ -47,11 +48,23 @@ def test_log_probabilities_of_the_prompt_are_noticed(fields: dict[str, Any], rea
     assert call({"model": "m", **fields}).reads_prefixes is reads
 
 
-def test_a_chat_keeps_everything_its_template_may_read() -> None:
-    """Unknown keys of messages and parts stay; defaults are vLLM's."""
+def test_a_chat_is_what_its_template_sees() -> None:
+    """Of messages what vLLM passes on, in its order; defaults are vLLM's."""
     messages = [
-        {"role": "user", "content": [{"type": "text", "text": "a", "x": 1}], "name": "bob"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a", "x": 1}], "name": "b", "y": 2},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "why",
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "index": 0,
+                    "function": {"name": "f", "arguments": '{"q": 1}'},
+                    "id": "1",
+                }
+            ],
+        },
         {"role": "tool", "content": "b", "tool_call_id": "1"},
     ]
     parsed = call(
@@ -61,21 +74,74 @@ def test_a_chat_keeps_everything_its_template_may_read() -> None:
             "stream": True,
             "cache_salt": "s",
             "max_completion_tokens": 5,
-            "chat_template_kwargs": {"enable_thinking": False},
+            "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "high"},
             "reasoning_effort": "low",
         }
     )
-    assert parsed.endpoint is Endpoint.CHAT
+    tool_call = {
+        "id": "1",
+        "function": {"arguments": {"q": 1}, "name": "f"},
+        "type": "function",
+        "index": 0,
+    }
     assert parsed.prompt == ChatPrompt(
-        messages=messages,
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [tool_call],
+                "reasoning": "why",
+                "reasoning_content": "why",
+            },
+            {"role": "tool", "content": "b", "tool_call_id": "1"},
+        ],
         template_kwargs={"enable_thinking": False, "reasoning_effort": "low"},
     )
+    assert isinstance(parsed.prompt, ChatPrompt)
+    assert json.dumps(parsed.prompt.messages[1]["tool_calls"][0]) == json.dumps(tool_call)
     assert (parsed.turn, parsed.stream, parsed.cache_salt, parsed.output_tokens_max) == (
         1,
         True,
         "s",
         5,
     )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        {"messages": [{"role": "tool", "content": [{"type": "tool_reference", "name": "f"}]}]},
+        {"messages": [MESSAGE], "chat_template": "x"},
+        {"messages": [MESSAGE], "truncate_prompt_tokens": 5, "truncation_side": "right"},
+        {"messages": [MESSAGE], "kv_transfer_params": {"prompt_token_ids": [1]}},
+        {"prompt": "x", "suffix": "y"},
+        {"prompt": "x", "prompt_embeds": "abc="},
+        {"prompt_embeds": "abc="},
+        {"prompt": [1, 2], "truncate_prompt_tokens": 1, "truncation_side": "right"},
+    ],
+)
+def test_what_only_the_engine_can_tokenize_is_opaque(fields: dict[str, Any]) -> None:
+    """Its token ids are not guessed."""
+    assert isinstance(call({"model": "m", **fields}).prompt, OpaquePrompt)
+
+
+def test_an_opaque_conversation_is_its_pieces_in_order() -> None:
+    """Roles, texts, and media by what they are, not by where their keys stand."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "x"}}
+    same = {"image_url": {"detail": "x", "url": "data:image/png;base64,AAAA"}, "type": "image_url"}
+    prompts = []
+    for one in (image, same, image | {"image_url": {"url": "data:image/png;base64,AAAB"}}):
+        content = [{"type": "text", "text": "look"}, one]
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": content}]
+        prompt = call({"model": "m", "messages": messages}).prompt
+        assert isinstance(prompt, OpaquePrompt)
+        prompts.append(prompt)
+    assert prompts[0].pieces[:4] == ("system", "s", "user", "look")
+    assert prompts[0] == prompts[1] != prompts[2]
+    assert (prompts[0].media_count, prompts[0].texts_bytes) == (1, 5)
+    assert len(prompts[0].pieces[4]) < 64
 
 
 @pytest.mark.parametrize(
@@ -140,6 +206,8 @@ def test_the_body_is_kept_byte_for_byte() -> None:
         ({"model": "m", "prompt": ["a", [1]]}, "prompt[1]", "strings only, or lists of ids only"),
         ({"model": "m", "prompt": [1, -1]}, "prompt", "token ids"),
         ({"model": "m", "prompt": [1, 2.5]}, "prompt", "token ids"),
+        ({"model": "m", "prompt": [1, True]}, "prompt", "token ids"),
+        ({"model": "m", "prompt": [[1], [False]]}, "prompt[1]", "token ids"),
         ({"model": "m", "prompt": [[1], [1 << 32]]}, "prompt[1]", "token ids"),
         ({"model": "m", "prompt": 5}, "prompt", "got the number 5"),
         ({"model": "m", "prompt": ["a"] * 1025}, "prompt", "at most 1024"),

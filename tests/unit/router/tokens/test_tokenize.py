@@ -1,20 +1,26 @@
 """Token ids are the engine's, come within a deadline, and never fail a request."""
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from builders import make_fleet_record, make_instance
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from waiting import until
 
 from indexer.contract.block_hash import pack_tokens
 from router.eligibility import Roster
 from router.errors import DegradedCause, TokensUnknown
 from router.index.known_fleets import ServedModel
-from router.requests.api_call import ApiCall, ChatPrompt, Endpoint, Prompt, TextPrompt, TokenPrompt
-from router.tokens.tokenize import LoadedTokenizer, ModelTokenizers, estimate
+from router.requests.api_call import ApiCall, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.tokens.hash_chains import HashChains
+from router.tokens.loaded import LoadedTokenizer
+from router.tokens.tokenize import HASH_OFF_LOOP_BYTES, ModelTokenizers
 
 WORDS = ["<s>", "user", "assistant", "hello", "world", "tool", "think"]
 TEMPLATE = (
@@ -58,7 +64,7 @@ def served(root: str, **changes: Any) -> ServedModel:
 def call(prompt: Prompt, **changes: Any) -> ApiCall:
     """A call whose body does not matter."""
     values: dict[str, Any] = {
-        "endpoint": Endpoint.CHAT,
+        "path": "/v1/chat/completions",
         "body": b"x" * 40,
         "headers": (),
         "request_id": "r",
@@ -117,6 +123,18 @@ async def test_several_prompts_are_counted_together(tokenizers: ModelTokenizers,
     assert (encoded.prompt_tokens, encoded.longest_tokens) == (3, 2)
 
 
+@pytest.mark.parametrize(("lengths", "last"), [((32, 16, 15), 1), ((15, 14), 0), ((16, 32), 1)])
+async def test_the_last_prompt_with_a_full_block_is_known(
+    tokenizers: ModelTokenizers, lengths: tuple[int, ...], last: int
+) -> None:
+    """Its blocks tell when all are computed; of short ones any will do."""
+    prompts = tuple(
+        pack_tokens(range(number, number + length)) for number, length in enumerate(lengths)
+    )
+    encoded = await tokenizers.encode(served("x"), call(TokenPrompt(packed=prompts)))
+    assert (encoded.packed, encoded.last_packed) == (prompts[0], prompts[last])
+
+
 @pytest.mark.parametrize(("keep", "expected"), [(2, [8, 9]), (-1, [6, 7, 8, 9]), (99, range(10))])
 async def test_a_truncated_prompt_keeps_its_end(
     tokenizers: ModelTokenizers, keep: int, expected: Any
@@ -160,16 +178,111 @@ async def test_a_template_that_fails_says_so(
     assert await unknown(tokenizers, served(root), prompt) is DegradedCause.TEMPLATE_FAILED
 
 
+@asynccontextmanager
+async def all_threads_busy(tokenizers: ModelTokenizers) -> AsyncIterator[None]:
+    """The one thread of a pool works for as long as the context lasts."""
+    begun, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait(30)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(tokenizers._pool.run(work))
+        try:
+            await until(begun.is_set, "the thread is busy")
+            yield
+        finally:
+            release.set()
+
+
 async def test_a_slow_tokenizer_meets_its_deadline(root: str) -> None:
     """The wait for a thread counts."""
     tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0)
     await tokenizers.encode(served(root), call(chat("user")))  # loaded
     tokenizers._deadline_s = 0.05
-    release = threading.Event()
-    occupied = asyncio.get_running_loop().run_in_executor(tokenizers._pool, release.wait, 10)
-    assert await unknown(tokenizers, served(root), chat("user")) is DegradedCause.TOKENIZER_SLOW
+    async with all_threads_busy(tokenizers):
+        cause = await unknown(tokenizers, served(root), chat("user"))
+    assert cause is DegradedCause.TOKENIZER_SLOW
+    tokenizers.close()
+
+
+async def test_a_full_queue_is_said_at_once(root: str) -> None:
+    """Nobody waits behind more prompts than are allowed to."""
+    tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0, waiting_max=1)
+    await tokenizers.encode(served(root), call(chat("user")))  # loaded
+    async with all_threads_busy(tokenizers), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(tokenizers.encode(served(root), call(chat("user"))))
+        await until(lambda: tokenizers._pool._pieces == 2, "one waits")
+        async with asyncio.timeout(5):
+            cause = await unknown(tokenizers, served(root), chat("user"))
+        waiting.cancel()
+    assert cause is DegradedCause.TOKENIZER_BUSY
+    tokenizers.close()
+
+
+async def test_what_came_too_late_is_remembered(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that has begun goes on past its deadline, so that the next turn need not do it."""
+    tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0)
+    await tokenizers.encode(served(root), call(chat("user")))
+    encoder = tokenizers._loads[root].tokenizer.encoder  # type: ignore[union-attr]
+    late, release, encode = chat("user", "tool"), threading.Event(), LoadedTokenizer.encode
+
+    def slowly(loaded: LoadedTokenizer, prompt: ChatPrompt) -> tuple[bytes, ...]:
+        release.wait(30)
+        return encode(loaded, prompt)
+
+    monkeypatch.setattr(LoadedTokenizer, "encode", slowly)
+    tokenizers._deadline_s, before = 0.05, encoder.cache_bytes
+    assert await unknown(tokenizers, served(root), late) is DegradedCause.TOKENIZER_SLOW
+    assert encoder.cache_bytes == before
     release.set()
-    await occupied
+    await until(lambda: encoder.cache_bytes > before, "the late result is remembered")
+    tokenizers.close()
+
+
+@pytest.mark.parametrize(
+    "prompt", [TextPrompt(texts=("\ud800",)), ChatPrompt(messages=[{"role": "\udfff"}])]
+)
+async def test_half_a_character_has_no_ids(
+    tokenizers: ModelTokenizers, root: str, prompt: Prompt
+) -> None:
+    """JSON can say it and UTF-8 cannot; the engine has the last word on it."""
+    assert await unknown(tokenizers, served(root), prompt) is DegradedCause.TEXT_REFUSED
+
+
+async def test_hashes_are_made_in_the_thread(root: str) -> None:
+    """When the router asks for them on its loop, they are there."""
+    chains = HashChains()
+    tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0, chains=chains)
+    for prompt in (
+        TextPrompt(texts=("hello " * 2048,), add_special_tokens=False),
+        TokenPrompt(packed=(bytes(2 * HASH_OFF_LOOP_BYTES),)),
+    ):
+        before = chains.held_bytes
+        encoded = await tokenizers.encode(served(root), call(prompt))
+        held = chains.held_bytes
+        assert held > before
+        assert chains.of(encoded.packed, served(root), call(prompt))
+        assert chains.held_bytes == held
+    tokenizers.close()
+
+
+async def test_operators_see_the_state_of_each_tokenizer(root: str) -> None:
+    """Loaded, or why not; None where nobody needed it yet."""
+    tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0)
+    models = {"m": served(root), "gone": served("/nonexistent/model"), "idle": served("idle")}
+    for name in ("m", "gone"):
+        with contextlib.suppress(TokensUnknown):
+            await tokenizers.encode(models[name], call(chat("user")))
+    view: dict[str, Any] = {
+        "fleets": [{"model_scope": name, "instances": []} for name in ("m", "gone", "idle")]
+    }
+    tokenizers.annotate(view, models)
+    loaded, missing, idle = (fleet["tokenizer"] for fleet in view["fleets"])
+    assert (loaded["state"], loaded["whole_reason"], loaded["root"]) == ("loaded", None, root)
+    assert (missing["state"], bool(missing["problem"])) == ("unavailable", True)
+    assert idle is None
     tokenizers.close()
 
 
@@ -188,17 +301,9 @@ async def test_known_models_are_loaded_ahead(root: str) -> None:
     models = {"m": served(root), "sim": served("sim", name="sim")}
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(tokenizers.run(lambda: models))
-        await asyncio.sleep(0)
+        await until(lambda: root in tokenizers._loads, "the load has begun")
         await tokenizers._loads[root].done.wait()
         task.cancel()
     assert isinstance(tokenizers._loads[root].tokenizer, LoadedTokenizer)
     assert set(tokenizers._loads) == {root}
     tokenizers.close()
-
-
-def test_an_estimate_has_a_length_and_nothing_to_look_up() -> None:
-    """Four bytes a token, at least one token, and no more than the model takes."""
-    assert estimate(call(chat("user")), None).prompt_tokens == 10
-    assert estimate(call(chat("user"), body=b""), None).prompt_tokens == 1
-    assert estimate(call(chat("user")), 5).prompt_tokens == 5
-    assert estimate(call(chat("user")), None).packed == b""

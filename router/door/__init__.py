@@ -1,0 +1,1 @@
+"""Who comes in: admission, keys, limits, connections and certificates."""

@@ -1,0 +1,263 @@
+"""The door: bounds on requests and bytes in flight, a line in front of it, and the drain.
+
+A request that finds no place free may wait for one. It is read meanwhile: its priority may stand in
+its body, a client that leaves shows only when all it has sent has been read, and a place is too
+dear to be held while a body trickles in. What is read counts against the bytes.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from router import telemetry
+from router.door.visitor import Visitor
+from router.door.waiting_line import WaitingLine
+from router.errors import Draining, Overloaded, QueueTimeout
+
+Turn = asyncio.Future[None]
+"""Done when a place has been handed over, failed when there will be none."""
+
+
+class Ticket:
+    """A request's place among those in flight or before them, and the bytes held for it.
+
+    Attributes:
+        held_bytes: counted for it.
+        placed: it has a place; else it is one of those who will wait for one.
+    """
+
+    __slots__ = ("_admission", "held_bytes", "placed")
+
+    def __init__(self, admission: "Admission", *, placed: bool) -> None:
+        self._admission = admission
+        self.held_bytes = 0
+        self.placed = placed
+
+    def hold(self, count_bytes: int) -> None:
+        """Count bytes that have arrived for the request.
+
+        Raises:
+            Overloaded: all requests would hold more than is allowed.
+        """
+        self._admission.take_bytes(count_bytes)
+        self.held_bytes += count_bytes
+
+    async def wait_for_place(self, visitor: Visitor, body: bytes = b"") -> None:
+        """Go on as one of those in flight, at once for who has a place already.
+
+        Args:
+            visitor: whose importance counts, and equals in the order of their arrival here.
+            body: of its request, in which the priority may stand.
+
+        Raises:
+            QueueTimeout: no place has become free in time.
+            Overloaded: it gave way to a more important one.
+            Draining: the door has been closed.
+        """
+        if not self.placed:
+            await self._admission.wait_for_place(self, visitor.priority_of(body))
+
+
+class Admission:
+    """Admits requests up to bounds, lets some wait, and admits none while draining.
+
+    Args:
+        requests_max: requests in flight.
+        bytes_max: bytes of request bodies held for them and for those that wait.
+        queue_requests_max: requests that wait for a place, or are read in order to; 0 for none.
+        queue_deadline_s: how long one waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        requests_max: int,
+        bytes_max: int,
+        queue_requests_max: int = 0,
+        queue_deadline_s: float = 1.0,
+    ) -> None:
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._queue_requests_max = queue_requests_max
+        self._queue_deadline_s = queue_deadline_s
+        self._bytes = 0
+        self._requests = 0
+        self._queued = 0  # being read, or in the line
+        self._queued_shown = 0
+        self._line: WaitingLine[Turn] = WaitingLine()
+        self._closed = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.draining = False
+
+    @property
+    def requests(self) -> int:
+        """Requests in flight."""
+        return self._requests
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a place."""
+        return self._queued
+
+    @contextmanager
+    def enter(self, priority: int | None = None) -> Iterator[Ticket]:
+        """Let one request in until the context ends, to a place or to wait for one.
+
+        Args:
+            priority: as far as it is known before the body; with one, it may take the stead of a
+                less important one in a full queue.
+
+        Raises:
+            Draining: the door is closed.
+            Overloaded: as many requests as allowed are in flight, and as many wait.
+        """
+        if self._closed:
+            raise _draining()
+        placed = self._has_room()
+        if placed:
+            self._requests += 1
+        else:
+            self._make_stead(priority)
+            self._queued += 1
+        self._empty.clear()
+        self._show()
+        ticket = Ticket(self, placed=placed)
+        try:
+            yield ticket
+        finally:
+            if ticket.held_bytes:
+                self._bytes -= ticket.held_bytes
+                telemetry.IN_FLIGHT_BYTES.set(self._bytes)
+            if ticket.placed:
+                self._requests -= 1
+                self._hand_over()
+            else:
+                self._queued -= 1
+            self._show()
+            if self._requests == 0 and self._queued == 0:
+                self._empty.set()
+
+    async def wait_for_place(self, ticket: Ticket, priority: int) -> None:
+        """See `Ticket.wait_for_place`."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        if self._closed:
+            raise _draining()
+        if self._has_room():
+            self._requests += 1
+            self._place(ticket)
+            return
+        turn: Turn = loop.create_future()
+        place = self._line.join(priority, turn)
+        try:
+            async with asyncio.timeout(self._queue_deadline_s):
+                await turn
+        except TimeoutError:
+            if not _handed_over(turn):
+                telemetry.ADMISSION_REFUSALS.labels(bound="queue_deadline").inc()
+                raise QueueTimeout(
+                    f"No place became free within {self._queue_deadline_s:g} s "
+                    "(queue_deadline_s). Repeat the request later."
+                ) from None
+        except asyncio.CancelledError:
+            if _handed_over(turn):  # a moment too late for it, not for the next
+                self._requests -= 1
+                self._hand_over()
+            raise
+        finally:
+            self._line.leave(place)
+            telemetry.QUEUE_SECONDS.observe(loop.time() - begun_s)
+        self._place(ticket)
+
+    def take_bytes(self, count_bytes: int) -> None:
+        """See `Ticket.hold`."""
+        if self._bytes + count_bytes > self._bytes_max:
+            telemetry.ADMISSION_REFUSALS.labels(bound="bytes").inc()
+            raise Overloaded(
+                f"This router already holds {self._bytes} bytes of requests, and "
+                f"in_flight_bytes_max allows {self._bytes_max}. Repeat the request later."
+            )
+        self._bytes += count_bytes
+        telemetry.IN_FLIGHT_BYTES.set(self._bytes)
+
+    def announce_drain(self) -> None:
+        """Say that this router will stop: not ready from now on, still admitting."""
+        self.draining = True
+
+    def resume(self) -> None:
+        """Take an announced drain back; a closed door stays closed."""
+        self.draining = self._closed
+
+    async def drain(self, deadline_s: float) -> int:
+        """Admit nothing from now on and wait for the requests in flight.
+
+        Those that wait are refused: nothing has begun for them, and another router has a place.
+
+        Returns:
+            How many were still in flight at the deadline.
+        """
+        self.draining = self._closed = True
+        while self._line:
+            _fail(self._line.take_first(), _draining())
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return self._requests
+        return 0
+
+    def _has_room(self) -> bool:
+        return self._requests < self._requests_max and not self._line
+
+    def _place(self, ticket: Ticket) -> None:
+        """Of a request that waited; its place is counted already."""
+        ticket.placed = True
+        self._queued -= 1
+        self._show()
+
+    def _hand_over(self) -> None:
+        """Give a place that has become free to whose turn it is; it counts from now on."""
+        while self._line and self._requests < self._requests_max:
+            turn = self._line.take_first()
+            if not turn.done():
+                self._requests += 1
+                turn.set_result(None)
+
+    def _make_stead(self, priority: int | None) -> None:
+        """Have room for one more that waits."""
+        if self._queued < self._queue_requests_max:
+            return
+        worst = self._line.worst_priority
+        if priority is not None and worst is not None and priority < worst:
+            _fail(self._line.take_last(), self._overloaded("displaced"))
+            return
+        raise self._overloaded("queue" if self._queue_requests_max else "requests")
+
+    def _overloaded(self, bound: str) -> Overloaded:
+        telemetry.ADMISSION_REFUSALS.labels(bound=bound).inc()
+        return Overloaded(
+            f"This router already has {self._requests} requests in flight, as many as "
+            f"in_flight_requests_max allows, and {self._queued} wait (queue_requests_max). "
+            "Repeat the request later."
+        )
+
+    def _show(self) -> None:
+        telemetry.IN_FLIGHT_REQUESTS.set(self._requests)
+        if self._queued != self._queued_shown:
+            telemetry.QUEUED_REQUESTS.set(self._queued)
+            self._queued_shown = self._queued
+
+
+def _handed_over(turn: Turn) -> bool:
+    return turn.done() and not turn.cancelled() and turn.exception() is None
+
+
+def _fail(turn: Turn, error: Exception) -> None:
+    if not turn.done():
+        turn.set_exception(error)
+
+
+def _draining() -> Draining:
+    telemetry.ADMISSION_REFUSALS.labels(bound="draining").inc()
+    return Draining("This router is stopping: repeat the request, another one will take it.")

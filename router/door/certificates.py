@@ -1,0 +1,105 @@
+"""TLS of this router's ports, and towards engines."""
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+from router.door.options import DoorOptions
+
+
+class CertificatesUnusable(Exception):  # noqa: N818 - names a condition
+    """A PEM file cannot be read or does not fit; the message names the option."""
+
+
+class ServerCertificates:
+    """What this router shows to clients and asks of them; replaced for new connections by `reload`.
+
+    Args:
+        cert: PEM file, with its chain.
+        key: PEM file of its key, without a passphrase.
+        client_ca: PEM file of authorities, one of which must have signed a client's certificate.
+
+    Raises:
+        CertificatesUnusable: a file cannot be used.
+    """
+
+    def __init__(self, *, cert: str, key: str, client_ca: str | None) -> None:
+        self._files = (cert, key, client_ca)
+        self._current = self._load()
+        self.context = self._load()
+        self.context.sni_callback = self._hand_over
+
+    @classmethod
+    def of(cls, options: DoorOptions) -> "ServerCertificates | None":
+        """As configured; None for plain HTTP.
+
+        Raises:
+            CertificatesUnusable: a file cannot be used.
+        """
+        if options.tls_cert is None or options.tls_key is None:
+            return None
+        return cls(cert=options.tls_cert, key=options.tls_key, client_ca=options.tls_client_ca)
+
+    def reload(self) -> None:
+        """Read the files again; connections that are open stay as they are.
+
+        Raises:
+            CertificatesUnusable: a file cannot be used; those read before stay in use.
+        """
+        self._current = self._load()
+
+    def _hand_over(self, connection: Any, _: str | None, __: ssl.SSLContext) -> None:
+        connection.context = self._current
+
+    def _load(self) -> ssl.SSLContext:
+        cert, key, client_ca = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            # With a passphrase OpenSSL would ask on the terminal, and wait.
+            context.load_cert_chain(cert, key, password=_no_passphrase)
+        except (OSError, ValueError) as error:
+            raise CertificatesUnusable(
+                f"tls_cert, tls_key: {cert}, {key}: {_said(error)}"
+            ) from None
+        if client_ca is not None:
+            _trust(context, "tls_client_ca", client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+            # A resumed session would not be asked for its certificate again.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        return context
+
+
+def engine_context(options: DoorOptions) -> ssl.SSLContext | None:
+    """How certificates of engines are checked; None: by the system's authorities.
+
+    Raises:
+        CertificatesUnusable: the file cannot be used.
+    """
+    if options.engine_ca is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _trust(context, "engine_ca", options.engine_ca)
+    return context
+
+
+def _trust(context: ssl.SSLContext, option: str, path: str) -> None:
+    try:
+        context.load_verify_locations(cafile=path)
+    except (OSError, ValueError) as error:
+        raise CertificatesUnusable(f"{option}: {path}: {_said(error)}") from None
+    if not Path(path).is_file() or not context.cert_store_stats()["x509"]:
+        raise CertificatesUnusable(f"{option}: {path}: holds no certificate")
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase; give one without")
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "not what belongs there, in PEM"
+    return getattr(error, "strerror", None) or str(error)

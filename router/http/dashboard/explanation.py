@@ -1,0 +1,105 @@
+"""Why a request went where it went, in words and in numbers. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from router.snapshot import Candidate, Decision
+
+PRODUCT: Final = "lmetric"
+"""The policy whose score is (queued + new prefill tokens) x (batch size + 1)."""
+
+MEASURE: Final[Mapping[str, str]] = {
+    PRODUCT: "(queued + new prefill tokens) × (batch size + 1)",
+    "least_loaded": "batch size",
+    "round_robin": "turns still to wait",
+    "vllm_v1": "4 × waiting + running requests",
+    "max_hit": "new prefill tokens, ties by batch size",
+    "max_hit_bounded": "new prefill tokens, ties by batch size, below a load ceiling",
+}
+"""What each policy's score is made of."""
+
+
+def short_name(instance_id: str) -> str:
+    """The part of an instance id that people know it by: host:port/rank."""
+    return instance_id.partition("#")[0]
+
+
+def arithmetic(one: Candidate) -> str:
+    """The product score of a candidate, written out."""
+    return (
+        f"({one.queued_prefill_tokens:,} + {one.new_prefill_tokens:,}) × "
+        f"({one.batch_size:,} + 1) = {_number(one.score)}"
+    )
+
+
+def explain(decision: Decision) -> str:
+    """What a person who asks "why there?" is told, in one to three sentences."""
+    chosen, *others = decision.candidates
+    name = short_name(chosen.instance_id)
+    told = []
+    if decision.degraded:
+        cause = f" ({decision.degraded_cause})" if decision.degraded_cause else ""
+        told.append(f"Decided without the index{cause}: by the last known load, without hits.")
+    if not others:
+        told.append(f"{name} was the only instance that could take the request.")
+        return " ".join(told)
+    told.append(f"{name} {_standing(decision, chosen)}: {_terms(decision, chosen)}.")
+    if decision.policy == PRODUCT and chosen.score < others[0].score:
+        told.append(_compared(chosen, others))
+    return " ".join(told)
+
+
+def _standing(decision: Decision, chosen: Candidate) -> str:
+    count = len(decision.scores)
+    least = float(decision.scores.min())
+    if chosen.score > least:
+        # Redis takes the minimum among the best few by the counters of the moment of booking;
+        # the others are shown with those of the lookup.
+        return f"was the best of {count} instances when the request was booked"
+    equals = int(np.count_nonzero(decision.scores == least))
+    if equals == 1:
+        return f"had the lowest score of {count} instances"
+    return f"shared the lowest score of {count} instances with {equals - 1} and won the tie-break"
+
+
+def _terms(decision: Decision, chosen: Candidate) -> str:
+    if decision.policy == PRODUCT:
+        return arithmetic(chosen)
+    measure = MEASURE.get(decision.policy, f"as the policy {decision.policy} scores")
+    return f"{_number(chosen.score)} ({measure})"
+
+
+def _compared(chosen: Candidate, others: list[Candidate]) -> str:
+    """Against whoever holds more of the prompt, else against the next best."""
+    deepest = max(others, key=lambda one: (one.hit_tokens, -one.score))
+    if deepest.hit_tokens > chosen.hit_tokens:
+        load = f"{deepest.queued_prefill_tokens:,} tokens queued and {_requests(deepest)}"
+        return (
+            f"{short_name(deepest.instance_id)} holds more of the prompt "
+            f"({deepest.hit_tokens:,} tokens against {chosen.hit_tokens:,}), but with {load} "
+            f"it scores {_number(deepest.score)}."
+        )
+    second = others[0]
+    which = f"The next best, {short_name(second.instance_id)}, scores {_number(second.score)}"
+    reasons = []
+    if second.hit_tokens < chosen.hit_tokens:
+        fewer = chosen.hit_tokens - second.hit_tokens
+        reasons.append(f"it holds {fewer:,} tokens less of the prompt")
+    if second.queued_prefill_tokens > chosen.queued_prefill_tokens:
+        more = second.queued_prefill_tokens - chosen.queued_prefill_tokens
+        reasons.append(f"{more:,} more tokens wait there")
+    if second.batch_size > chosen.batch_size:
+        reasons.append(f"it has {_requests(second)} against {chosen.batch_size:,}")
+    return f"{which}: {', '.join(reasons)}." if reasons else f"{which}."
+
+
+def _requests(one: Candidate) -> str:
+    return f"{one.batch_size:,} request{'' if one.batch_size == 1 else 's'}"
+
+
+def _number(score: float) -> str:
+    if not np.isfinite(score):
+        return "never"
+    return f"{score:,.0f}" if score == round(score) else f"{score:,.2f}"

@@ -1,0 +1,172 @@
+"""The ports on which this router listens."""
+
+import asyncio
+from typing import Any, Final, Self
+
+import structlog
+from aiohttp import web
+
+from router.config import RouterConfig
+from router.door.certificates import ServerCertificates
+from router.http.client_connection import (
+    HEADER_BYTES_MAX,
+    HEADERS_MAX,
+    ClientConnection,
+    Connections,
+)
+
+log = structlog.get_logger()
+
+BACKLOG: Final = 1024
+LINGER_S: Final = 2.0
+"""How long a body that was refused is still read, so that the client sees the answer."""
+
+SHUTDOWN_S: Final = 1.0
+"""For connections that are still open after the drain."""
+
+
+class Site(web.BaseSite):
+    """A TCP port whose connections are `ClientConnection`s."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        address: tuple[str, int],
+        connections: Connections,
+        certificates: ServerCertificates | None,
+        *,
+        keepalive_s: float,
+        reuse_port: bool,
+    ) -> None:
+        super().__init__(runner, backlog=BACKLOG)
+        self._address = address
+        self._connections = connections
+        self._tls = None if certificates is None else certificates.context
+        self._reuse_port = reuse_port
+        self._connection_options: dict[str, Any] = {
+            "access_log": None,
+            "auto_decompress": False,
+            "keepalive_timeout": keepalive_s,
+            "lingering_time": LINGER_S,
+            "max_field_size": HEADER_BYTES_MAX,
+            "max_headers": HEADERS_MAX,
+            "max_line_size": HEADER_BYTES_MAX,
+        }
+
+    @property
+    def name(self) -> str:
+        """Its URL, without the port that the system has chosen."""
+        host, port = self._address
+        return f"{'http' if self._tls is None else 'https'}://{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address is not to be had.
+        """
+        await super().start()
+        host, port = self._address
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connection,
+            host,
+            port,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else self._connections.header_timeout_s,
+            backlog=BACKLOG,
+            reuse_port=self._reuse_port or None,
+        )
+
+    def _connection(self) -> ClientConnection:
+        server = self._runner.server
+        assert server is not None, "the runner has been set up"
+        return ClientConnection(server, connections=self._connections, **self._connection_options)
+
+
+class Listeners:
+    """The clients' port and, where configured, the operators'. Use as an async context manager.
+
+    Args:
+        public: answers clients.
+        admin: answers operators.
+        config: addresses and bounds.
+        certificates: of both ports; None for plain HTTP.
+    """
+
+    def __init__(
+        self,
+        public: web.Application,
+        admin: web.Application,
+        config: RouterConfig,
+        certificates: ServerCertificates | None,
+    ) -> None:
+        self._config = config
+        self._certificates = certificates
+        self._public = _runner(public)
+        self._admin = _runner(admin)
+
+    async def __aenter__(self) -> Self:
+        config = self._config
+        await self._listen(self._public, "port", config.port, reuse_port=config.reuse_port)
+        if config.admin_port is not None:
+            await self._listen(self._admin, "admin_port", config.admin_port, reuse_port=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _listen(
+        self, runner: web.AppRunner, key: str, port: int, *, reuse_port: bool
+    ) -> None:
+        config = self._config
+        await runner.setup()
+        connections = Connections(
+            port="public" if key == "port" else "admin",
+            count_max=config.connections_max,
+            header_timeout_s=config.header_timeout_s,
+        )
+        site = Site(
+            runner,
+            (config.host, port),
+            connections,
+            self._certificates,
+            keepalive_s=config.client_keepalive_s,
+            reuse_port=reuse_port,
+        )
+        try:
+            await site.start()
+        except OSError as error:
+            raise SystemExit(
+                f"{key}: cannot listen on {config.host}:{port}: {error.strerror}"
+            ) from error
+        log.info(
+            "listening",
+            key=key,
+            host=config.host,
+            port=runner.addresses[0][1],
+            tls=self._certificates is not None,
+        )
+
+    @property
+    def port(self) -> int:
+        """The clients' port."""
+        return int(self._public.addresses[0][1])
+
+    @property
+    def admin_port(self) -> int:
+        """The operators' port; there must be one."""
+        return int(self._admin.addresses[0][1])
+
+    async def stop_accepting(self) -> None:
+        """Leave the clients' port, to others if they share it."""
+        for site in self._public.sites:
+            await site.stop()
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._public.cleanup()
+        await self._admin.cleanup()
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)

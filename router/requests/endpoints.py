@@ -1,0 +1,137 @@
+"""The table of endpoints: what is asked of engines, by path.
+
+Behind each row stands what vLLM 0.32 does there: whether a prompt is prefilled, and whether its
+token ids follow from the request and the model's tokenizer (exact) or the engine alone knows them
+(`OpaquePrompt`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import unquote
+
+from router.errors import RequestInvalid
+from router.requests.anthropic_request import parse_count_tokens, parse_messages
+from router.requests.api_call import ApiCall, Cost
+from router.requests.form_request import parse_form
+from router.requests.openai_request import parse_by_content, parse_chat, parse_completion
+from router.requests.other_request import parse_other
+from router.requests.pooling_request import parse_embed, parse_pooling, parse_scoring
+from router.requests.received import Parse, Received
+from router.requests.responses_request import parse_responses
+from router.requests.tokens_request import parse_generate, parse_without_prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One row.
+
+    Attributes:
+        path: of HTTP; the last one stands for every other path under it.
+        parse: reads its requests.
+        methods: of HTTP, that it takes.
+        cost: what a request costs its engine; a parser may find that it costs less.
+    """
+
+    path: str
+    parse: Parse
+    methods: tuple[str, ...] = ("POST",)
+    cost: Cost = Cost.PREFILL
+
+
+CHAT: Final = Endpoint(path="/v1/chat/completions", parse=parse_chat)
+COMPLETIONS: Final = Endpoint(path="/v1/completions", parse=parse_completion)
+
+OTHER: Final = Endpoint(
+    path="/v1/",
+    parse=parse_other,
+    methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"),
+)
+"""Any other path under `/v1/`."""
+
+ROUTE: Final = Endpoint(path="/route", parse=parse_by_content)
+"""Asks where a chat or a completion would go."""
+
+ENDPOINTS: Final[Mapping[str, Endpoint]] = MappingProxyType(
+    {
+        one.path: one
+        for one in (
+            CHAT,
+            COMPLETIONS,
+            Endpoint(path="/v1/responses", parse=parse_responses),
+            Endpoint(path="/v1/messages", parse=parse_messages),
+            Endpoint(path="/v1/messages/count_tokens", parse=parse_count_tokens, cost=Cost.NONE),
+            Endpoint(path="/v1/embeddings", parse=parse_pooling),
+            Endpoint(path="/v2/embed", parse=parse_embed),
+            Endpoint(path="/pooling", parse=parse_pooling),
+            Endpoint(path="/classify", parse=parse_pooling),
+            Endpoint(path="/score", parse=parse_scoring),
+            Endpoint(path="/v1/score", parse=parse_scoring),
+            Endpoint(path="/rerank", parse=parse_scoring),
+            Endpoint(path="/v1/rerank", parse=parse_scoring),
+            Endpoint(path="/v2/rerank", parse=parse_scoring),
+            Endpoint(path="/tokenize", parse=parse_without_prompt, cost=Cost.NONE),
+            Endpoint(path="/detokenize", parse=parse_without_prompt, cost=Cost.NONE),
+            Endpoint(path="/v1/audio/transcriptions", parse=parse_form),
+            Endpoint(path="/v1/audio/translations", parse=parse_form),
+            Endpoint(path="/inference/v1/generate", parse=parse_generate),
+        )
+    }
+)
+"""By path."""
+
+
+def parse(
+    endpoint: Endpoint,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    request_id: str,
+    method: str = "POST",
+    path: str | None = None,
+) -> ApiCall:
+    """Check a request and take out what routing needs.
+
+    Args:
+        endpoint: the row of its path.
+        body: as received.
+        headers: the client's, case-insensitive.
+        request_id: from `received.request_id`.
+        method: of HTTP.
+        path: with its query string, as it was sent; None: the row's.
+
+    Raises:
+        RequestInvalid: with the field's name and what is expected of it.
+    """
+    path = endpoint.path if path is None else path
+    refuse_climbing(path)
+    encoding = headers.get("Content-Encoding", "identity")
+    if endpoint is not OTHER and encoding.lower() != "identity":
+        raise RequestInvalid(
+            f"Content-Encoding: bodies of {endpoint.path} have to be read here, and vLLM does not "
+            "take compressed ones; send the body as it is.",
+            param="Content-Encoding",
+        )
+    return endpoint.parse(
+        Received(
+            method=method,
+            path=path,
+            body=body,
+            headers=headers,
+            request_id=request_id,
+            endpoint=endpoint.path,
+            cost=endpoint.cost,
+        )
+    )
+
+
+def refuse_climbing(path: str) -> None:
+    """Before a path under `/v1/` means one that is not.
+
+    Raises:
+        RequestInvalid: it has a segment `.` or `..`, however written.
+    """
+    segments = unquote(path.partition("?")[0]).replace("\\", "/").split("/")
+    if "." in segments or ".." in segments:
+        raise RequestInvalid("The path holds a segment `.` or `..`: leave it out.", param="path")

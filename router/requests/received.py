@@ -1,0 +1,67 @@
+"""A request as HTTP brought it, before its body is understood."""
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from router import headers as names
+from router.requests.api_call import ApiCall, Cost
+
+_PRINTABLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_SESSION: Final = re.compile(r"[\x20-\x7e]{1,256}")
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's request id when it is printable and at most 128 characters, else a new one."""
+    given = headers.get(names.REQUEST_ID, "")
+    return given if _PRINTABLE.fullmatch(given) else uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """One request with its whole body.
+
+    Attributes:
+        method: of HTTP.
+        path: with its query string, as it was sent.
+        body: as received.
+        headers: the client's, case-insensitive.
+        request_id: from `request_id`.
+        endpoint: its row in the table of endpoints.
+        cost: of that row.
+    """
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+    request_id: str
+    method: str = "POST"
+    endpoint: str = ""
+    cost: Cost = Cost.PREFILL
+
+    def call(self, **fields: Any) -> ApiCall:
+        """The call it means: these fields, and what every call takes from HTTP."""
+        session = self.headers.get(names.SESSION, "")
+        given: dict[str, Any] = {
+            "method": self.method,
+            "path": self.path,
+            "endpoint": self.endpoint,
+            "cost": self.cost,
+            "body": self.body,
+            "headers": tuple(self.headers.items()),
+            "request_id": self.request_id,
+            "session_id": session if _SESSION.fullmatch(session) else None,
+            "policy": self.headers.get(names.POLICY),
+            "explain": self.headers.get(names.EXPLAIN, "").lower() in {"1", "true"},
+        }
+        return ApiCall(**given | fields)
+
+
+Parse = Callable[[Received], ApiCall]
+"""Checks a request and takes out what routing needs.
+
+Raises:
+    RequestInvalid: with the field's name and what is expected of it.
+"""
