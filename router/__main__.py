@@ -217,7 +217,11 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
             ),
             in_flight_credit=config.in_flight_credit and config.share_reservations,
         )
-        limits = BodyLimits(bytes_max=config.body_bytes_max, timeout_s=config.body_timeout_s)
+        limits = BodyLimits(
+            bytes_max=config.body_bytes_max,
+            timeout_s=config.body_timeout_s,
+            unread_timeout_s=config.idle_timeout_s,
+        )
         api = HttpApi(
             router=router,
             index=index,
@@ -246,6 +250,7 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
                 tasks.create_task(key_limiter.run(), name="key_limiter"),
                 tasks.create_task(door.reloading.run(), name="reloading"),
             ]
+            await listeners.open_shared(api.not_ready_reason)
             yield Process(
                 admission=door.admission,
                 index=index,

@@ -100,7 +100,8 @@ def refuse(attempt: Attempt, answer: Answer) -> None:
 def refuse_truncated(attempt: Attempt, answer: Answer) -> None:
     """A stream that ends as if it were complete, without the mark of its end."""
     marked = answer.status == HTTPStatus.OK and attempt.question.call.endpoint in DONE_MARKED
-    if answer.event_stream and marked and DONE_MARK not in answer.end():
+    readable = answer.event_stream and not answer.encoded
+    if readable and marked and DONE_MARK not in answer.end():
         instance_id = attempt.decision.instance.instance_id
         raise UpstreamFailed(
             instance_id,

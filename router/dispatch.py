@@ -184,6 +184,8 @@ class Dispatcher:
             self._ejections.answered(attempt.decision.instance)
         if answer.status == HTTPStatus.OK:
             self._predictions.computed(attempt.decision, question.hashes)
+        if attempt.stream is not None and answer.event_stream:
+            answer.forget_length()
         if not attempt.goes_on:
             await exchange.start(answer, attempt.decision)
         try:

@@ -6,6 +6,7 @@ supervisor is gone sees the end of its standard input, and drains.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -137,11 +138,15 @@ class Supervisor:
 
     async def _live(self, place: Place, port: int) -> int:
         """Start a process and wait for its end; its exit code, or minus the signal's number."""
-        place.process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router", *self._args, *self._own_options(place, port)),
-            stdin=asyncio.subprocess.PIPE,  # whose end tells that this process is gone
-            start_new_session=True,  # a terminal's Ctrl-C comes from here, and once
-        )
+        try:
+            place.process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "router", *self._args, *self._own_options(place, port)),
+                stdin=asyncio.subprocess.PIPE,  # whose end tells that this process is gone
+                start_new_session=True,  # a terminal's Ctrl-C comes from here, and once
+            )
+        except OSError as error:  # no memory, no further process: the others go on meanwhile
+            log.warning("process_not_started", process=place.number, error=repr(error))
+            return os.EX_OSERR
         log.info("process_started", process=place.number, pid=process.pid, restarts=place.restarts)
         try:
             async with asyncio.timeout(None) as place.limit:

@@ -149,7 +149,7 @@ def _entries(text: str, path: Path) -> Iterable[tuple[str, Any]]:
         return
     try:
         entries = yaml.load(text, _LOADER)  # noqa: S506 - a safe loader
-    except yaml.YAMLError as error:
+    except Exception as error:  # noqa: BLE001 - of what only looks like a date it raises others
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" at line {mark.line + 1}"
         raise KeysInvalid(f"api_keys_file: {path}: neither YAML nor JSON lines{where}") from None

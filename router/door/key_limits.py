@@ -6,6 +6,7 @@ background, together with how many requests of the key are left here.
 """
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -195,16 +196,21 @@ class KeyLimiter:
     async def run(self) -> None:
         """Tell Redis what has been used and what is in flight, until cancelled."""
         failing = False
+        loop = asyncio.get_running_loop()
+        renew_at_s = loop.time() + QUOTA_RENEW_S
         while True:
-            try:
-                async with asyncio.timeout(QUOTA_RENEW_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(renew_at_s):
                     await self._wake.wait()
-            except TimeoutError:  # what is in flight is renewed
+            if loop.time() >= renew_at_s:  # also where other keys' requests end all the time
+                renew_at_s = loop.time() + QUOTA_RENEW_S
                 for account in self._accounts.values():
                     account.dirty = account.dirty or account.in_flight > 0
             self._wake.clear()
-            while dirty := [one for one in self._accounts.values() if one.dirty][:SETTLE_MAX]:
-                error = await self._settle(dirty)
+            # Who becomes dirty meanwhile has the next turn: a busy key keeps none from being told.
+            dirty = [one for one in self._accounts.values() if one.dirty]
+            for start in range(0, len(dirty), SETTLE_MAX):
+                error = await self._settle(dirty[start : start + SETTLE_MAX])
                 if error is not None and not failing:
                     log.warning("key_limits_not_shared", error=repr(error))
                 elif error is None and failing:
@@ -212,6 +218,8 @@ class KeyLimiter:
                 failing = error is not None
                 if failing:
                     await asyncio.sleep(RETRY_S)
+                    self._wake.set()
+                    break
             self._forget()
 
     async def _settle(self, accounts: list[_Account]) -> Exception | None:

@@ -52,7 +52,7 @@ class ApiKeys:
 
     def _read(self) -> KeyRing:
         listed = {} if self._file is None else api_keys.of_file(self._file)
-        return KeyRing(listed | self._fixed)
+        return KeyRing(self._fixed | listed)  # a key with limits keeps them
 
     def _look(self) -> Stamp | None:
         with contextlib.suppress(OSError):

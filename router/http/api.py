@@ -188,7 +188,7 @@ class HttpApi:
 
     async def ready(self, _: web.Request) -> web.Response:
         """Whether a balancer should send traffic here; degraded it serves, without Redis."""
-        reason = self._not_ready_reason()
+        reason = self.not_ready_reason()
         if reason is None:
             view: dict[str, Any] = {"status": "ready", "degraded": False}
             if degraded_reason := self.index.degraded_reason():
@@ -200,7 +200,8 @@ class HttpApi:
             return web.json_response(view)
         return web.json_response({"status": "not ready", "reason": reason}, status=503)
 
-    def _not_ready_reason(self) -> str | None:
+    def not_ready_reason(self) -> str | None:
+        """Why a balancer should send nothing here; None when it may."""
         if self.admission.draining:
             return "draining"
         if reason := self.index.not_ready_reason():

@@ -24,7 +24,7 @@ from router.requests.endpoints import Endpoint, parse, refuse_climbing
 from router.requests.rewriting import Rewriting
 from router.snapshot import Decision
 
-PARSE_IN_THREAD_BYTES: Final = 256 * 1024
+PARSE_IN_THREAD_BYTES: Final = 64 * 1024
 """A larger body is read in a thread: other requests go on between its steps."""
 
 CANDIDATES_SHOWN_MAX: Final = 8
@@ -33,10 +33,17 @@ CANDIDATES_SHOWN_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """How large a request body may be, and how long it may take to arrive."""
+    """Bounds of bodies.
+
+    Attributes:
+        bytes_max: of a request's.
+        timeout_s: for a request's to arrive.
+        unread_timeout_s: for the client to take the end of an answer's.
+    """
 
     bytes_max: int
     timeout_s: float
+    unread_timeout_s: float
 
 
 class HttpExchange:
@@ -45,7 +52,7 @@ class HttpExchange:
     Args:
         request: the client's.
         endpoint: where it came in.
-        limits: of its body.
+        limits: of its body, and of the answer's.
         rewriting: what the operator lets be changed in it.
         engine_headers: what the instance sees of the client's credentials.
         last: close the connection after the answer, because this router drains.
@@ -118,6 +125,8 @@ class HttpExchange:
     async def start(self, answer: Answer, decision: Decision) -> None:
         """Begin the client's answer with the instance's status and headers."""
         assert self._call is not None
+        if self._filter is not None and answer.event_stream:
+            answer.forget_length()
         response = _Answer(status=answer.status, headers=answer.headers)
         response.headers.update(self._limit_headers)
         response.headers[names.REQUEST_ID] = self._call.request_id
@@ -158,8 +167,12 @@ class HttpExchange:
         """End the answer."""
         assert self.response is not None
         rest = self._filter.rest() if self._filter is not None else b""
+        unread_s = self._limits.unread_timeout_s
         try:
-            await self.response.write_eof(rest)
+            async with asyncio.timeout(unread_s):
+                await self.response.write_eof(rest)
+        except TimeoutError as error:
+            raise ClientGone(f"the client read nothing for {unread_s:g} s") from error
         except ConnectionResetError as error:
             raise ClientGone("the client closed its connection") from error
 
@@ -171,9 +184,16 @@ class HttpExchange:
         if open_ended and not isinstance(error, ClientGone):
             self.response.force_close()
             event = error_event(self._request.path, STATUS[error.reason], str(error), error.reason)
-            # The empty line in front ends an event that may have been cut in the middle.
-            await self.write(b"\n\n" + event)
-            await self.finish()
+            try:
+                async with asyncio.timeout(self._limits.unread_timeout_s):
+                    # The empty line in front ends an event that may have been cut in the middle.
+                    await self.write(b"\n\n" + event)
+                    await self.finish()
+            except (ClientGone, TimeoutError):
+                self.abort()
+            except asyncio.CancelledError:  # also where an earlier wait for the client was given up
+                self.abort()
+                raise
         else:
             self.abort()
 
@@ -215,7 +235,8 @@ class ClientWire:
     async def drain(self) -> None:
         """Wait until it has read; raises ClientGone."""
         try:
-            await self._request.writer.drain()
+            # Shielded: aiohttp's next wait would end with this one, if this one were cancelled.
+            await asyncio.shield(self._request.writer.drain())
         except ConnectionError as error:
             raise ClientGone("the client closed its connection") from error
 

@@ -31,6 +31,7 @@ _NO_KEY: Final = (
 )
 _UNKNOWN_KEY: Final = "The key of this request is not known here."
 _OPERATORS_ONLY: Final = "This path is for operators: it needs the router's admin key."
+_NO_PAGES: Final = "This path changes the router, so it takes nothing from web pages."
 _NOT_HERE: Final = "This path changes the router: set its admin_key, or ask on its admin_port."
 
 
@@ -77,6 +78,10 @@ class Gate:
         return _found(self._keys.ring, _presented(request, basic=False))
 
     def _check_operator(self, request: web.Request, *, for_clients: bool) -> None:
+        # A browser that knows the key, or reaches the port, sends what any page makes it send.
+        if "Origin" in request.headers and _is_below(request.path, (ADMIN_PATH,)):
+            telemetry.AUTH_REFUSALS.labels(cause="operator").inc()
+            raise Forbidden(_NO_PAGES)
         if self._admin is not None:
             try:
                 _found(self._admin, _presented(request, basic=True))

@@ -1,6 +1,7 @@
 """The ports on which this router listens."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, Self
 
 import structlog
@@ -20,6 +21,9 @@ log = structlog.get_logger()
 BACKLOG: Final = 1024
 LINGER_S: Final = 2.0
 """How long a body that was refused is still read, so that the client sees the answer."""
+
+SHARED_PORT_WAIT_S: Final = 10.0
+SHARED_PORT_POLL_S: Final = 0.05
 
 SHUTDOWN_S: Final = 1.0
 """For connections that are still open after the drain."""
@@ -86,6 +90,8 @@ class Site(web.BaseSite):
 class Listeners:
     """The clients' port and, where configured, the operators'. Use as an async context manager.
 
+    Entering it opens both; a clients' port that other processes share waits for `open_shared`.
+
     Args:
         public: answers clients.
         admin: answers operators.
@@ -107,10 +113,31 @@ class Listeners:
 
     async def __aenter__(self) -> Self:
         config = self._config
-        await self._listen(self._public, "port", config.port, reuse_port=config.reuse_port)
+        if not config.reuse_port:
+            await self._listen(self._public, "port", config.port, reuse_port=False)
         if config.admin_port is not None:
             await self._listen(self._admin, "admin_port", config.admin_port, reuse_port=False)
         return self
+
+    async def open_shared(self, not_ready_reason: Callable[[], str | None]) -> None:
+        """Take part in a shared port once there is nothing against it, at the latest after a while.
+
+        The kernel gives its connections to whoever listens, ready or not: without this a process
+        that has just been started would refuse what its siblings can serve.
+
+        Args:
+            not_ready_reason: None when this router can serve.
+        """
+        config = self._config
+        if not config.reuse_port:
+            return
+        try:
+            async with asyncio.timeout(SHARED_PORT_WAIT_S):
+                while not_ready_reason() is not None:  # noqa: ASYNC110 - of several parts
+                    await asyncio.sleep(SHARED_PORT_POLL_S)
+        except TimeoutError:  # a fleet that nobody serves yet is said better by an answer
+            log.warning("listening_unready", key="port", reason=not_ready_reason())
+        await self._listen(self._public, "port", config.port, reuse_port=True)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -1,13 +1,16 @@
 """Takes the usage out of a stream that the router, not the client, has asked for. Pure."""
 
+import re
 from typing import Final
 
-EVENT_END: Final = b"\n\n"
+EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+"""As vLLM writes them, and as others do."""
 
 HELD_BYTES_MAX: Final = 64 * 1024
 """Of an event that has not ended; one that is longer is no usage and goes on as it comes."""
 
 _NO_CHOICES: Final = (b'"choices":[]', b'"choices": []')
+_END: Final = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 _USAGE: Final = (b'"usage":{', b'"usage": {')
 
 
@@ -20,16 +23,13 @@ class UsageFilter:
     def passes(self, chunk: bytes) -> bytes:
         """What of the stream goes on to the client now; may be nothing."""
         data = self._held + chunk if self._held else chunk
-        end = data.rfind(EVENT_END) + len(EVENT_END)
-        if end < len(EVENT_END):
-            end = 0
+        end = max(at + len(mark) if (at := data.rfind(mark)) >= 0 else 0 for mark in EVENT_ENDS)
         if len(data) - end > HELD_BYTES_MAX:
             end = len(data)
         self._held, data = data[end:], data[:end]
         if not any(mark in data for mark in _NO_CHOICES):
             return data
-        events = data.split(EVENT_END)
-        return EVENT_END.join(event for event in events if not _is_usage(event))
+        return b"".join(event for event in _END.split(data) if not _is_usage(event))
 
     def rest(self) -> bytes:
         """What is left at the end of the stream."""

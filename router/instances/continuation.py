@@ -35,6 +35,9 @@ SERVER_ERROR_MIN: Final = 500
 
 _EVENT_END: Final = b"\n\n"
 _DATA: Final = b"data: "
+_COMMENT: Final = b":"
+
+_COUNTS: Final = ("prompt_tokens", "completion_tokens")
 
 _HARMLESS: Final = frozenset(
     {
@@ -139,7 +142,9 @@ class ContinuedStream:
 
     def continues_after(self, error: UpstreamFailed) -> bool:
         """Whether another instance can go on behind what the client has."""
-        if self._ended or not self._exact or error.cause is UpstreamCause.TOTAL_TIMEOUT:
+        if error.cause is UpstreamCause.TOTAL_TIMEOUT:
+            return False
+        if self._ended or self._strange or not self._exact:
             return False
         if self._behind and self._shows_ids:
             return False
@@ -161,7 +166,7 @@ class ContinuedStream:
         data = self._held + chunk
         end = data.rfind(_EVENT_END) + len(_EVENT_END) if _EVENT_END in data else 0
         if self._strange or len(data) - end > HELD_BYTES_MAX or b"\r\n\r\n" in data:
-            self._exact, self._strange, self._held = False, True, b""
+            self._strange, self._held = True, b""
             await self._sink.write(data)
             return
         self._held, passed = data[end:], b""
@@ -180,13 +185,14 @@ class ContinuedStream:
 
     def _passed(self, event: bytes) -> bytes:
         """The event as the client gets it."""
-        if not event.startswith(_DATA + b"{"):
-            self._ended = self._ended or event.startswith(_DATA + b"[DONE]")
+        if not event or event.startswith(_COMMENT):
             return event
-        try:
-            value = json.loads(event[len(_DATA) :])
-        except ValueError:
-            self._exact = False
+        if event.startswith(_DATA + b"[DONE]"):
+            self._ended = True
+            return event
+        value = _value(event)
+        if value is None:
+            self._strange = True
             return event
         if "error" in value:
             self._refuse(value["error"])
@@ -250,10 +256,31 @@ class ContinuedStream:
         return changed
 
 
+def _value(event: bytes) -> dict[str, Any] | None:
+    """What an event says, if it is of the shape that is read here."""
+    if not event.startswith(_DATA + b"{"):
+        return None
+    try:
+        value: dict[str, Any] = json.loads(event[len(_DATA) :])
+    except ValueError:
+        return None
+    choices, usage = value.get("choices") or [], value.get("usage") or {}
+    if not isinstance(choices, list) or not all(map(_is_choice, choices)):
+        return None
+    counts = [usage.get(name, 0) for name in _COUNTS] if isinstance(usage, dict) else [None]
+    return value if all(isinstance(count, int) for count in counts) else None
+
+
+def _is_choice(choice: Any) -> bool:
+    return isinstance(choice, dict) and all(
+        isinstance(choice.get(name) or [], list) for name in ("token_ids", "prompt_token_ids")
+    )
+
+
 def _merge(usage: dict[str, Any], earlier_tokens: int) -> None:
     """Of the second answer: its prompt holds output of the first."""
     usage["prompt_tokens"] = usage.get("prompt_tokens", 0) - earlier_tokens
     usage["completion_tokens"] = usage.get("completion_tokens", 0) + earlier_tokens
     details = usage.get("prompt_tokens_details")
-    if isinstance(details, dict) and details.get("cached_tokens"):
+    if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
         details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])

@@ -276,17 +276,18 @@ class EngineConnection(asyncio.Protocol):
         self._head_bytes += data
         while self._head is None:
             head, end, rest = self._head_bytes.partition(b"\r\n\r\n")
+            if len(head) > HEAD_BYTES_MAX:  # where there is no end, all that has come
+                raise BadAnswer("a head without end")
             if not end:
-                if len(self._head_bytes) > HEAD_BYTES_MAX:
-                    raise BadAnswer("a head without end")
                 return b""
             self._head_bytes = rest
             self._head = parse_head(head, to_head=self._to_head)
+        self._head_bytes = b""
         self._decoder = ChunkedDecoder() if self._head.chunked else None
         self._left_bytes = self._head.length_bytes
         self._ended = self._left_bytes == 0
         self._wake()
-        return self._head_bytes
+        return rest
 
     def _take_body(self, data: bytes) -> None:
         if self._decoder is not None:

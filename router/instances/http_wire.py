@@ -16,11 +16,18 @@ CHUNK_BYTES_MAX: Final = 1 << 32
 
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?")
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_DIGITS: Final = re.compile(r"\d{1,18}")
+_DIGITS: Final = re.compile(r"[0-9]{1,18}")
+_CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,16}")
+"""`int` would take signs, spaces, underscores and `0x` too."""
+
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""In no header's value; tabs may be."""
+
 _BREAK: Final = b"\r\n"
 _BODYLESS_STATUSES: Final = frozenset({204, 304})
 _INFORMATIONAL: Final = range(100, 200)
 _SWITCHING: Final = 101
+"""Nobody has asked for another protocol: `Upgrade` is not passed on."""
 
 
 class BadAnswer(ConnectionError):  # noqa: N818 - named as what happened, like all of ours
@@ -124,32 +131,37 @@ def parse_head(head: bytes, *, to_head: bool) -> AnswerHead | None:
     if matched is None:
         raise BadAnswer("no status line")
     status = int(matched[2])
-    if status in _INFORMATIONAL and status != _SWITCHING:
+    if status == _SWITCHING:
+        raise BadAnswer("it speaks another protocol")
+    if status in _INFORMATIONAL:
         return None
     headers = [_header(line) for line in lines]
-    told = {name.lower(): value for name, value in headers}
-    coding = told.get("transfer-encoding", "").lower()
-    lengths = {value for name, value in headers if name.lower() == "content-length"}
-    if (coding not in {"", "chunked"}) or len(lengths) > 1 or (coding and lengths):
+    codings = _told(headers, "transfer-encoding")
+    lengths = _told(headers, "content-length")
+    if len(codings) + len(lengths) > 1 or (codings and codings[0].lower() != "chunked"):
         raise BadAnswer("the body's framing is ambiguous")
-    length = told.get("content-length")
-    if length is not None and not _DIGITS.fullmatch(length):
+    if lengths and not _DIGITS.fullmatch(lengths[0]):
         raise BadAnswer("Content-Length is no number")
     bodyless = to_head or status in _BODYLESS_STATUSES
-    options = {one.strip() for one in told.get("connection", "").lower().split(",")}
+    options = {one.strip() for one in ",".join(_told(headers, "connection")).lower().split(",")}
     keeps = "close" not in options and (matched[1] == b"1" or "keep-alive" in options)
     return AnswerHead(
         status=status,
         headers=headers,
-        chunked=bool(coding) and not bodyless,
-        length_bytes=0 if bodyless else int(length) if length is not None else None,
-        keeps_alive=keeps and status != _SWITCHING,
+        chunked=bool(codings) and not bodyless,
+        length_bytes=0 if bodyless else int(lengths[0]) if lengths else None,
+        keeps_alive=keeps,
     )
+
+
+def _told(headers: list[tuple[str, str]], wanted: str) -> list[str]:
+    """All values of a header; which of several another reader would take, nobody knows."""
+    return [value for name, value in headers if name.lower() == wanted]
 
 
 def _header(line: bytes) -> tuple[str, str]:
     name, colon, value = line.partition(b":")
-    if not colon or not _NAME.fullmatch(name) or b"\n" in value or b"\r" in value or b"\0" in value:
+    if not colon or not _NAME.fullmatch(name) or _CONTROL.search(value):
         raise BadAnswer("a header is none")
     return name.decode(), value.strip(b" \t").decode("utf-8", "surrogateescape")
 
@@ -181,7 +193,7 @@ def whole_chunk(data: bytes) -> int:
     """
     end = data.find(b"\r\n", 0, 10)
     digits = data[:end] if end > 0 else b""
-    if not digits.isalnum():  # `int` would take signs, spaces and underscores too
+    if not digits.isalnum() or data[1] in b"xX":  # as `_CHUNK_SIZE`, and faster
         return 0
     try:
         size = int(digits, 16)
@@ -260,12 +272,9 @@ class ChunkedDecoder:
             self.ended = not line
             return
         digits = line.partition(b";")[0].rstrip(b" \t")
-        if not digits.isalnum():
+        if not _CHUNK_SIZE.fullmatch(digits):
             raise BadAnswer("a chunk's size is no number")
-        try:
-            size = int(digits, 16)
-        except ValueError:
-            raise BadAnswer("a chunk's size is no number") from None
+        size = int(digits, 16)
         if size > CHUNK_BYTES_MAX:
             raise BadAnswer("a chunk is too long")
         if size:

@@ -124,6 +124,15 @@ class Answer:
             for name, value in self.headers
         )
 
+    @property
+    def encoded(self) -> bool:
+        """Whether the body is compressed: what it says is not read here."""
+        return any(name.lower() == "content-encoding" for name, _ in self.headers)
+
+    def forget_length(self) -> None:
+        """The body will be changed on its way, so a told length would be wrong."""
+        self.headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]
+
     def end(self) -> bytes:
         """Its last piece passed on, at least as long as the mark that ends a stream."""
         return b"".join(list(self.tail)[-2:])[-END_BYTES:]

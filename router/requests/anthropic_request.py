@@ -7,7 +7,14 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from router.requests.api_call import ApiCall, OpaquePrompt
-from router.requests.body_fields import MESSAGES_MAX, Body, branch, checked, json_object
+from router.requests.body_fields import (
+    MESSAGES_MAX,
+    Body,
+    ModelName,
+    branch,
+    checked,
+    json_object,
+)
 from router.requests.chat_messages import (
     BILLING_HEADER,
     Objects,
@@ -44,7 +51,7 @@ class _OutputConfig(Body):
 
 
 class _MessagesBody(Body):
-    model: Annotated[str, Field(min_length=1)]
+    model: ModelName
     messages: Annotated[
         list[_Message], Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True)
     ]
@@ -64,7 +71,7 @@ class _MessagesBody(Body):
 
 
 class _CountBody(Body):
-    model: Annotated[str, Field(min_length=1)]
+    model: ModelName
 
 
 def parse_messages(received: Received) -> ApiCall:

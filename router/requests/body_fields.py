@@ -1,5 +1,6 @@
 """JSON bodies and their fields: read, checked, and named where they are wrong. Pure."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
@@ -12,6 +13,19 @@ from router.requests.long_ids import put_back, set_aside
 MESSAGES_MAX: Final = 16_384
 """Messages in one conversation; a template walks over all of them."""
 
+STRUCTURE_MAX: Final = 1 << 18
+"""Lists, objects and fields in one body. A JSON reader holds the interpreter's lock to its end, and
+16 MB of empty lists hold it for two seconds; a conversation of MESSAGES_MAX messages has a third of
+this."""
+
+_STRUCTURE: Final = re.compile(
+    rb"""[^"\[{:]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[{:]*+)*+[\[{:]""", re.DOTALL
+)
+"""Up to the next one that is not within a text."""
+
+MODEL_CHARACTERS_MAX: Final = 1024
+"""Of a model, as clients spell it."""
+
 PROBLEMS_SHOWN_MAX: Final = 3
 
 NAME_SHOWN_MAX: Final = 128
@@ -19,6 +33,8 @@ NAME_SHOWN_MAX: Final = 128
 
 
 B = TypeVar("B", bound=BaseModel)
+
+ModelName = Annotated[str, Field(min_length=1, max_length=MODEL_CHARACTERS_MAX)]
 
 
 class Body(BaseModel):
@@ -30,7 +46,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    model: Annotated[str, Field(min_length=1)] | None = None
+    model: ModelName | None = None
     stream: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
@@ -53,6 +69,10 @@ def json_object(body: bytes) -> dict[str, Any]:
     if not body:
         raise RequestInvalid("The request body is empty: send a JSON object.")
     short, lists = set_aside(body)
+    if is_scattered(short):
+        raise RequestInvalid(
+            f"The request body has more than {STRUCTURE_MAX} lists, objects and fields. Send fewer."
+        )
     try:
         fields = from_json(short, allow_inf_nan=False)
     except ValueError as error:
@@ -61,6 +81,19 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise RequestInvalid(f"The request body must be a JSON object, not {kind(fields)}.")
     put_back(fields, lists)
     return fields
+
+
+def is_scattered(body: bytes) -> bool:
+    """Whether reading this JSON would take much longer than its length tells: STRUCTURE_MAX."""
+    if len(body) <= STRUCTURE_MAX or sum(map(body.count, (b"[", b"{", b":"))) <= STRUCTURE_MAX:
+        return False
+    at = 0
+    for _ in range(STRUCTURE_MAX + 1):  # one after the other: other threads go on in between
+        found = _STRUCTURE.match(body, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
 
 
 def checked(model: type[B], fields: dict[str, Any]) -> B:

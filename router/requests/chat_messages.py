@@ -14,11 +14,14 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from router.requests.api_call import ChatPrompt, OpaquePrompt
-from router.requests.body_fields import MESSAGES_MAX, branch
+from router.requests.body_fields import MESSAGES_MAX, branch, invalid
 from router.requests.prompt_forms import utf8_bytes
 
 BILLING_HEADER: Final = "x-anthropic-billing-header"
 """Begins a line of a system prompt that changes with each request; vLLM leaves it out."""
+
+PARTS_MAX: Final = 16_384
+"""Parts of content in one conversation; each is looked at several times."""
 
 _TEXT_KEYS: Final = {
     "text": "text",
@@ -66,6 +69,7 @@ def chat_prompt(
     *,
     opaque: bool = False,
     orders_calls: bool = True,
+    name: str = "messages",
     **fields: Any,
 ) -> ChatPrompt | OpaquePrompt:
     """A conversation to be tokenized, or an opaque one where that cannot be done exactly.
@@ -74,8 +78,16 @@ def chat_prompt(
         messages: as in OpenAI's chat API.
         opaque: something else than its messages makes it so.
         orders_calls: whether the API puts the keys of tool calls into an order of its own.
+        name: of the body's field, for messages.
         fields: further ones of `ChatPrompt`, tools as `function_tool` makes them.
+
+    Raises:
+        RequestInvalid: it has more parts than PARTS_MAX.
     """
+    contents = [message.get("content") for message in messages]
+    parts_count = sum(len(content) for content in contents if isinstance(content, list))
+    if parts_count > PARTS_MAX:
+        raise invalid(name, f"holds {parts_count} content parts; at most {PARTS_MAX}")
     shown = [template_message(message, orders_calls=orders_calls) for message in messages]
     if opaque or fields.get("chat_template") is not None or not all(map(_is_text, shown)):
         return opaque_conversation(shown, fields.get("tools"))
@@ -158,7 +170,7 @@ def _arguments(given: Any) -> dict[str, Any]:
     if isinstance(given, str) and given:
         try:
             given = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter of what is nested a thousand deep
             return {}
     return given if isinstance(given, dict) else {}
 
@@ -236,7 +248,15 @@ def _parts(message: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
         else:
             yield part["text"] if part["type"] == "text" and "text" in part else part
     if "tool_calls" in message:
-        yield json.dumps(message["tool_calls"])
+        yield _as_json(message["tool_calls"])
+
+
+def _as_json(value: Any) -> str:
+    """Empty for what is too deep to be written, though it could be read."""
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        return ""
 
 
 def media_identity(part: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote
 
-from router.errors import RequestInvalid
+from router.errors import Forbidden, RequestInvalid
 from router.requests.anthropic_request import parse_count_tokens, parse_messages
 from router.requests.api_call import ApiCall, Cost
 from router.requests.form_request import parse_form
@@ -49,6 +49,10 @@ OTHER: Final = Endpoint(
     methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"),
 )
 """Any other path under `/v1/`."""
+
+ENGINE_ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""What changes an engine for everybody. Passed on, it would change whichever one was chosen, and be
+any client's to do; whoever operates the engines asks each one itself."""
 
 ROUTE: Final = Endpoint(path="/route", parse=parse_by_content)
 """Asks where a chat or a completion would go."""
@@ -103,9 +107,12 @@ def parse(
 
     Raises:
         RequestInvalid: with the field's name and what is expected of it.
+        Forbidden: the path is for whoever operates the engine.
     """
     path = endpoint.path if path is None else path
     refuse_climbing(path)
+    if endpoint is OTHER:
+        _refuse_engine_admin(path)
     encoding = headers.get("Content-Encoding", "identity")
     if endpoint is not OTHER and encoding.lower() != "identity":
         raise RequestInvalid(
@@ -126,12 +133,23 @@ def parse(
     )
 
 
+def _refuse_engine_admin(path: str) -> None:
+    """However the path is written; an engine may take doubled slashes for one."""
+    plain = "/" + "/".join(filter(None, _decoded(path).split("/")))
+    if plain.lower() in ENGINE_ADMIN_PATHS:
+        raise Forbidden(f"{plain} changes one engine: ask that engine itself, not the router.")
+
+
+def _decoded(path: str) -> str:
+    return unquote(path.partition("?")[0])
+
+
 def refuse_climbing(path: str) -> None:
     """Before a path under `/v1/` means one that is not.
 
     Raises:
         RequestInvalid: it has a segment `.` or `..`, however written.
     """
-    segments = unquote(path.partition("?")[0]).replace("\\", "/").split("/")
+    segments = _decoded(path).replace("\\", "/").split("/")
     if "." in segments or ".." in segments:
         raise RequestInvalid("The path holds a segment `.` or `..`: leave it out.", param="path")

@@ -18,9 +18,14 @@ PIECE_BYTES: Final = 8 * 1024
 STAND_IN: Final = "\x00ids"
 """What stands in a body in place of a list."""
 
-_FIELDS: Final = (b"prompt", b"input", b"token_ids")
-
-_LIST: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*\[([0-9, \t\r\n]{%d,}+)\]" % LONG_BYTES)
+_LISTS: Final = {
+    field: re.compile(
+        rb'"%s"(?<!\\"%s")[ \t\r\n]*+:[ \t\r\n]*+\[([0-9, \t\r\n]{%d,}+)\]'
+        % (field.encode(), field.encode(), LONG_BYTES)
+    )
+    for field in ("prompt", "input", "token_ids")
+}
+"""By name of the field; inside a text the quotes around a name are escaped."""
 
 
 class LongIds:
@@ -52,24 +57,16 @@ def set_aside(body: bytes) -> tuple[bytes, dict[str, LongIds]]:
     if len(body) < LONG_BYTES:
         return body, {}
     lists: dict[str, LongIds] = {}
-    for field in _FIELDS:
-        found = _found(body, field)
+    for field, pattern in _LISTS.items():
+        found = pattern.search(body)
         if found is not None:
-            lists[field.decode()] = LongIds(found[1])
-            body = body[: found.start()] + b':["\\u0000ids"]' + body[found.end() :]
+            lists[field] = LongIds(found[1])
+            body = (
+                body[: found.start()]
+                + b'"%s":["\\u0000ids"]' % field.encode()
+                + body[found.end() :]
+            )
     return body, lists
-
-
-def _found(body: bytes, field: bytes) -> re.Match[bytes] | None:
-    """The first long list of this field; inside a text the quotes around a name are escaped."""
-    quoted = b'"' + field + b'"'
-    at = body.find(quoted)
-    while at >= 0:
-        found = _LIST.match(body, at + len(quoted))
-        if found is not None and body[at - 1 : at] != b"\\":
-            return found
-        at = body.find(quoted, at + len(quoted))
-    return None
 
 
 def put_back(fields: dict[str, object], lists: dict[str, LongIds]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from router.requests.api_call import ApiCall, Prompt
-from router.requests.body_fields import Body, branch, checked, invalid, json_object
+from router.requests.body_fields import Body, ModelName, branch, checked, invalid, json_object
 from router.requests.chat_messages import (
     Messages,
     Objects,
@@ -23,7 +23,7 @@ from router.requests.received import Received
 
 
 class _Common(Body):
-    model: Annotated[str, Field(min_length=1)]
+    model: ModelName
     n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None

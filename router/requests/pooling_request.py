@@ -111,6 +111,7 @@ def _prompt(fields: dict[str, Any], body: _PoolingBody) -> tuple[str, Prompt]:
         messages = checked(_Conversation, {"messages": value}).messages
         return name, chat_prompt(
             messages,
+            name=name,
             opaque=body.padding is not None or body.truncates_end,
             chat_template=body.chat_template,
             template_kwargs=dict(body.chat_template_kwargs or {}),

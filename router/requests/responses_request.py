@@ -72,6 +72,7 @@ def parse_responses(received: Received) -> ApiCall:
             messages,
             opaque=opaque or body.truncates_end,
             orders_calls=False,
+            name="input",
             tools=_tools(body.tools),
             template_kwargs=template_kwargs(
                 body.chat_template_kwargs, body.reasoning.effort if body.reasoning else None

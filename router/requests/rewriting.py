@@ -8,6 +8,7 @@ from typing import Final
 
 from router.requests.api_call import ApiCall
 from router.requests.body_fields import json_object
+from router.requests.form_request import form_fields
 
 USAGE_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Streams whose usage comes only when it is asked for, in an event of its own."""
@@ -45,10 +46,12 @@ def renamed(call: ApiCall, served: str) -> bytes:
     """The body with another model: as JSON where it is that, else as a form."""
     if call.body.lstrip()[:1] == b"{":
         return _with_values(call.body, b"model", json.dumps(served).encode())
-    marked = re.compile(
-        rb'(name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n)' + re.escape(call.model.encode())
+    content_type = next(
+        (value for name, value in call.headers if name.lower() == "content-type"), ""
     )
-    return marked.sub(lambda found: found[1] + served.encode(), call.body, count=1)
+    fields = form_fields(call.body, content_type)
+    spans = [span for name, span in fields if name == b"model"]
+    return _replaced(call.body, spans, served.encode())
 
 
 def _with_usage(call: ApiCall) -> ApiCall:

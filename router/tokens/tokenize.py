@@ -110,7 +110,8 @@ class ModelTokenizers:
         assert not isinstance(prompt, OpaquePrompt), prompt
         if isinstance(prompt, TokenPrompt):
             encoded = _encoded(prompt.packed, call, served)
-            if len(encoded.packed) > HASH_OFF_LOOP_BYTES and self._chains is not None:
+            longest_bytes = max(len(encoded.packed), len(encoded.last_packed))
+            if longest_bytes > HASH_OFF_LOOP_BYTES and self._chains is not None:
                 # What is not done in time the loop does.
                 with contextlib.suppress(PoolFull, TimeoutError):
                     async with asyncio.timeout(self._deadline_s):
@@ -170,6 +171,8 @@ class ModelTokenizers:
         """The router asks for the same hashes in a moment, on the loop."""
         if self._chains is not None:
             self._chains.of(encoded.packed, served, call)
+            if encoded.last_packed is not encoded.packed:
+                self._chains.of(encoded.last_packed, served, call)
 
     async def _ids(self, served: ServedModel, prompt: ChatPrompt | TextPrompt) -> bytes:
         """Token ids of a probe; raises TokensUnknown."""

@@ -172,6 +172,9 @@ async def listed(
             await asyncio.wait([task])
 
 
+TURNS_MAX = 20
+
+
 async def test_a_fleet_without_events_is_routed_by_what_was_computed(
     redis_client: redis.asyncio.Redis, redis_socket: Path, tmp_path: Path
 ) -> None:
@@ -186,8 +189,8 @@ async def test_a_fleet_without_events_is_routed_by_what_was_computed(
         other = await stack.enter_async_context(router(redis_socket))
         await until(lambda: usable(one, 2), "two instances")
         await until(lambda: usable(other, 2), "two instances")
-        homes = set()
-        for seed in range(6):
+        homes: set[str] = set()
+        for seed in range(TURNS_MAX):
             prompt = tokens(seed, 200)
             assert await complete(one, prompt) == 0
             turn = {"model": "sim", "prompt": prompt + tokens(50 + seed, 40)}
@@ -200,7 +203,9 @@ async def test_a_fleet_without_events_is_routed_by_what_was_computed(
             homes.add(view["url"])
             assert view["approximate"] is True
             assert await complete(other, json.loads(json.dumps(turn["prompt"]))) == 192
-        assert len(homes) == 2
+            if len(homes) == len(engines):  # idle engines are drawn by lot
+                break
+        assert len(homes) == len(engines)
         await until(lambda: books_are_empty(redis_client, SIM_FLEET), "empty books")
 
 

@@ -1,5 +1,6 @@
 """A stream that breaks goes on at another instance, through a whole router and real sockets."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -115,6 +116,54 @@ async def test_where_nobody_can_go_on_the_stream_ends_in_an_error(
         assert last["error"]["code"] == "upstream-failed"
         await one.settled()
         assert await reserved(redis_client, one.fleet) == [(0, 0)] * 2
+
+
+STRANGE = {
+    "choices": b'data: {"choices":{"a":1}}',
+    "a choice": b'data: {"choices":[1]}',
+    "ids": b'data: {"choices":[{"text":"x","token_ids":5}]}',
+    "usage": b'data: {"choices":[],"usage":{"prompt_tokens":null}}',
+    "no space": b'data:{"choices":[{"text":"x","token_ids":[5]}]}',
+    "no JSON": b"data: {x",
+    "compressed": b"\x1f\x8b",
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+async def test_what_cannot_be_read_goes_on_as_it_came_and_nobody_continues_it(
+    redis_client, redis_socket, what: str
+) -> None:
+    """Nobody knows where another instance would have to begin, also when what follows is plain."""
+    stream = CHUNKED, chunk(STRANGE[what] + b"\n\n"), *FIRST[:1]
+    engines = (
+        ByteEngine("a", saying(*stream, reset=True)),
+        ByteEngine("b", saying(CHUNKED, *REST)),
+    )
+    async with edge(redis_client, redis_socket, *engines, continue_streams=True) as one:
+        await prefer_the_first(redis_client, one)
+        async with one.client.post("/v1/completions", json=completion(max_tokens=4)) as answer:
+            data = await answer.read()
+        assert data.startswith(STRANGE[what] + b"\n\n")
+        assert b'"one"' in data
+        assert b"upstream-failed" in data
+        assert engines[1].bodies == []
+        await one.settled()
+        assert await reserved(redis_client, one.fleet) == [(0, 0)] * 2
+
+
+async def test_a_told_length_is_forgotten_where_events_are_read(redis_client, redis_socket) -> None:
+    """They are shorter without the ids that the client did not ask for."""
+    parts = [part.split(b"\r\n", 1)[1][:-2] for part in (*FIRST, *REST[1:2], DONE)]
+    body = b"".join(parts)
+    head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(body))
+    engine = ByteEngine("a", saying(head + body))
+    async with (
+        edge(redis_client, redis_socket, engine, continue_streams=True) as one,
+        asyncio.timeout(5),
+    ):
+        *events, last = await streamed(one)
+        assert "".join(value["choices"][0]["text"] for value in events) == "one two four"
+        assert last == "[DONE]"
 
 
 @pytest.mark.parametrize(

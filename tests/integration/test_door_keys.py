@@ -253,6 +253,29 @@ async def test_requests_in_flight_are_counted_over_replicas(
         await (await running[0]).read()
 
 
+async def test_what_is_in_flight_is_renewed_while_others_end(
+    redis_client, redis_socket, monkeypatch
+) -> None:
+    """Else a long request would be forgotten at the end of its lease, because others are short."""
+    monkeypatch.setattr("router.door.key_limits.QUOTA_RENEW_S", 0.3)
+    limits = KeyLimits(concurrent_requests_max=9)
+    async with connected(f"unix://{redis_socket}") as link, asyncio.TaskGroup() as tasks:
+        await until(lambda: link.server_of("x"), "connected")
+        limiter = KeyLimiter(link, guard=RedisGuard(deadline_s=5.0))
+        running = tasks.create_task(limiter.run())
+        with limiter.visit(Caller(name="long", limits=limits), lambda: 0) as visit:
+            await visit.charge(1)
+            told = await redis_client.hvals(keys.quota("long"))
+
+            async def renewed() -> bool:
+                with limiter.visit(Caller(name="short", limits=limits), lambda: 0):
+                    pass
+                return await redis_client.hvals(keys.quota("long")) != told
+
+            await until_equal(True, renewed)
+        running.cancel()
+
+
 async def test_without_redis_each_router_allows_its_share(tmp_path) -> None:
     """Of two replicas each half, so that together they allow no more than the burst anew."""
     caller = Caller(name="one", limits=KeyLimits(requests=Rate(per_minute=1, burst=6)))

@@ -70,6 +70,21 @@ async def test_a_sidecar_that_does_not_hear_is_said(
         assert (answer.status, "sidecar" in said["error"]["message"]) == (503, True)
 
 
+@pytest.mark.parametrize("key", [ADMIN, None])
+async def test_a_web_page_cannot_drain(redis_client, redis_socket, key: str | None) -> None:
+    """A browser adds the key it has been given, and a name that leads here is made in a minute."""
+    async with edge(redis_client, redis_socket, admin_key=key, admin_port=0) as one:
+        listeners = one.process.listeners
+        port = listeners.port if key else listeners.admin_port
+        url = f"http://127.0.0.1:{port}/admin/drain"
+        for origin in ("http://elsewhere.example", f"http://127.0.0.1:{port}", "null"):
+            async with one.client.post(url, headers=AS_ADMIN | {"Origin": origin}) as answer:
+                assert answer.status == 403
+        assert not one.process.admission.draining
+        async with one.client.post(url, headers=AS_ADMIN) as answer:
+            assert (answer.status, one.process.admission.draining) == (200, True)
+
+
 async def test_a_router_is_drained_and_resumed(redis_client, redis_socket) -> None:
     """Balancers see it; who comes all the same is served, once for each connection."""
     engine = FakeEngine("a", plain)

@@ -260,6 +260,38 @@ async def test_a_length_that_can_be_read_in_two_ways_reaches_no_engine(
     assert engine.requests == []
 
 
+async def test_a_compressed_stream_is_whole_without_a_mark_to_be_seen(
+    redis_client, redis_socket
+) -> None:
+    """Its end is told by its framing alone, and its engine is not blamed."""
+    packed = gzip.compress(b'data: {"choices":[]}\n\ndata: [DONE]\n\n')
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n"
+    framed = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(packed), packed)
+    engine = RawEngine("a", pieces=[head + framed])
+    async with edge(redis_client, redis_socket, engine, ejection_failures_min=1) as one:
+        asked = {"model": "m", "prompt": [1, 2, 3], "stream": True}
+        async with one.client.post("/v1/completions", json=asked) as answer:
+            assert await answer.read() == gzip.decompress(packed)
+        async with one.client.get("/fleet") as answer:
+            instances = (await answer.json())["fleets"][0]["instances"]
+        assert instances[0]["failures_in_a_row"] == 0
+
+
+async def test_a_stream_that_is_changed_has_no_length(redis_client, redis_socket) -> None:
+    """Without the usage that the router asked for it is shorter than its engine told."""
+    rest = b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n"
+    told = b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n'.join(rest)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    engine = RawEngine("a", pieces=[head + b"Content-Length: %d\r\n\r\n" % len(told) + told])
+    async with (
+        edge(redis_client, redis_socket, engine, inject_usage=True) as one,
+        asyncio.timeout(5),
+    ):
+        asked = {"model": "m", "prompt": [1, 2, 3], "stream": True}
+        async with one.client.post("/v1/completions", json=asked) as answer:
+            assert await answer.read() == b"".join(rest)
+
+
 async def test_a_compressed_answer_stays_compressed(redis_client, redis_socket) -> None:
     """Who asked for it can read it; here nothing is unpacked."""
     packed = gzip.compress(b'{"x": 1}')

@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from raw_engine import connection, exchange, post, read_message
+from fleets import reserved
+from prometheus_client import REGISTRY
+from raw_engine import RawEngine, connection, exchange, post, read_message
 from router_edge import edge
 from waiting import until
 
@@ -108,6 +110,79 @@ async def test_a_client_that_never_reads_is_given_up(redis_client, redis_socket)
         await one.settled()
 
 
+async def test_the_end_of_an_answer_that_nobody_reads_is_given_up(
+    redis_client, redis_socket
+) -> None:
+    """The engine is done, and still its reservation is not kept for a client that takes nothing."""
+    engine = RawEngine("a", pieces=[HEAD, chunk(PAYLOAD) * 192, chunk(DONE) + b"0\r\n\r\n"])
+    async with (
+        edge(redis_client, redis_socket, engine, idle_timeout_s=1.0) as one,
+        connection(one.process.listeners.port) as (_, writer),
+    ):
+        before = requests_told("client-gone")
+        writer.write(REQUEST)
+        await until(lambda: engine.requests, "the engine is asked")
+        server = one.process.listeners._public.server
+        assert server is not None
+        [client] = [one.transport for one in server.connections]
+        assert client is not None
+        client.set_write_buffer_limits(high=1 << 30)  # so that all but the end gets into it
+        engine.between.release()
+        seen = [-1]
+
+        async def stands_still() -> bool:
+            seen.append(client.get_write_buffer_size())
+            await asyncio.sleep(0.2)
+            return client.get_write_buffer_size() == seen[-1] > 1 << 20
+
+        await until(stands_still, "all but the end waits for the client", 20)
+        client.set_write_buffer_limits()
+        engine.between.release()
+        await until(lambda: requests_told("client-gone") == before + 1, "it is given up", 5)
+        await one.settled()
+        assert await reserved(redis_client, one.fleet) == [(0, 0)]
+
+
+async def test_the_error_at_the_end_of_a_stream_is_not_waited_for_either(
+    redis_client, redis_socket
+) -> None:
+    """The total timeout ends a stream that nobody reads; its last event has a deadline, too."""
+    engine = EagerEngine()
+    bounds = {"idle_timeout_s": 1.5, "total_timeout_s": 0.5}
+    async with (
+        edge(redis_client, redis_socket, engine, **bounds) as one,
+        connection(one.process.listeners.port) as (_, writer),
+    ):
+        before = requests_told("upstream-timeout")
+        writer.write(REQUEST)
+        await until(lambda: engine.pieces_taken, "the answer has begun")
+        await until(lambda: engine.ended, "the engine is let go", 20)
+        await one.settled()
+        await until(
+            lambda: requests_told("upstream-timeout") == before + 1, "the request has ended", 10
+        )
+        server = one.process.listeners._public.server
+        assert server is not None
+        await until(lambda: not server.connections, "the connection is closed")
+
+
+async def test_a_slow_client_still_hears_why_its_stream_ends(redis_client, redis_socket) -> None:
+    """It gets all that was sent, and the error behind it."""
+    engine = EagerEngine()
+    async with (
+        edge(redis_client, redis_socket, engine, total_timeout_s=0.5) as one,
+        connection(one.process.listeners.port) as (reader, writer),
+    ):
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: engine.ended, "the engine is let go", 20)
+        async with asyncio.timeout(10):
+            body = await read_chunks(reader)
+        assert body.startswith(PAYLOAD)
+        assert b'"upstream-timeout"' in body[-1000:]
+        await one.settled()
+
+
 @pytest.mark.parametrize(("behind", "connections"), [(b"", 1), (b"HTTP/1.1 200 OK\r\n", 2)])
 async def test_a_connection_with_more_than_its_answer_is_not_used_again(
     redis_client, redis_socket, behind: bytes, connections: int
@@ -120,6 +195,17 @@ async def test_a_connection_with_more_than_its_answer_is_not_used_again(
             assert body == chunk(DONE) + b"0\r\n\r\n"
             await one.settled()
         assert engine.connections == connections
+
+
+def requests_told(outcome: str) -> float:
+    """Requests that have ended so."""
+    found = REGISTRY.collect()
+    samples = (one for metric in found for one in metric.samples)
+    return sum(
+        one.value
+        for one in samples
+        if one.name == "timestable_router_requests_total" and outcome in one.labels.values()
+    )
 
 
 async def read_chunks(reader: asyncio.StreamReader) -> bytes:

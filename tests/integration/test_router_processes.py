@@ -19,6 +19,9 @@ from processes import children, exists
 from router_edge import CHUNKS, LAST_CHUNKS, FakeEngine, completion, edge, silent, stream_all
 from waiting import until
 
+from router.config import RouterConfig
+from router.processes import Supervisor
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
@@ -168,3 +171,30 @@ async def test_a_port_of_somebody_else_is_named() -> None:
             _, errors = await child.communicate()
     assert child.returncode == 1
     assert errors.decode().startswith("port: cannot listen on 127.0.0.1:")
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without room for one more process may have it later; the others go on meanwhile."""
+    command = tmp_path / "python"
+
+    def runs(line: str) -> None:
+        command.write_text(f"#!/bin/sh\n{line}\n")
+        command.chmod(0o700)
+
+    runs("kill -9 $$")
+    monkeypatch.setattr(sys, "executable", str(command))
+    supervisor = Supervisor(RouterConfig(port=0, processes=1), [])
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run())
+        place = supervisor._places[0]
+        await until(lambda: place.restarts == 1, "it has died")
+        command.unlink()
+        await until(lambda: place.restarts == 2, "it could not be started")
+        runs("exec sleep 60")
+        await until(
+            lambda: place.process is not None and place.process.returncode is None, "it is back"
+        )
+        supervisor._stop()
+    assert running.result() == -signal.SIGTERM

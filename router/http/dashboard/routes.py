@@ -10,6 +10,8 @@ from router.http.dashboard.recent_decisions import SHOWN_MAX, RecentDecisions
 
 _PAGE: Final = Path(__file__).parent / "page"
 
+LIMIT_DIGITS_MAX: Final = 9
+
 _TYPES: Final = {
     ".html": "text/html",
     ".css": "text/css",
@@ -94,7 +96,8 @@ class Dashboard:
 def _limit(text: str | None) -> int:
     if text is None:
         return SHOWN_MAX
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= SHOWN_MAX:
+    digits = text.isascii() and text.isdigit() and len(text) <= LIMIT_DIGITS_MAX
+    if not digits or not 1 <= int(text) <= SHOWN_MAX:
         raise RequestInvalid(f"limit: use a whole number from 1 to {SHOWN_MAX}.", param="limit")
     return int(text)
 

@@ -9,6 +9,8 @@ import pytest
 from router.door import api_keys
 from router.door.api_keys import KeyRing, KeysInvalid
 from router.door.hash_key import hash_key
+from router.door.options import DoorOptions
+from router.door.reloading import ApiKeys
 from router.door.visitor import Caller, KeyLimits, Rate, Visitor, digest_of, header_priority
 
 KEY = "a-key-that-nobody-may-see"
@@ -67,6 +69,10 @@ def test_a_file_is_yaml_or_json_lines(tmp_path: Path, text: str) -> None:
         ("- [", "line 2"),
         ('{"name": "a"}', "line 1: sha256"),
         ("{x", "line 1"),
+        ("- {name: 2026-02-30}", "neither YAML"),
+        ("- {name: 2026-01-01T99:99:99Z}", "neither YAML"),
+        ("- {name: one, sha256: " + "1" * 5000 + "}", "neither YAML"),
+        ("- !!timestamp x", "neither YAML"),
         (f"- {{name: one, sha256: {KEY}}}", "key 1: sha256"),
         (f"- {{name: one, sha256: '{HASH}', {KEY}: 1}}", "key 1: a field"),
         (f"- {KEY}", "key 1"),
@@ -111,6 +117,14 @@ def test_options_hold_keys_or_hashes() -> None:
         api_keys.of_secret("", "admin_key")
 
 
+def test_a_key_keeps_the_limits_of_its_file(tmp_path: Path) -> None:
+    """Where it is also given as an option, which has none."""
+    path = tmp_path / "keys"
+    path.write_text(json.dumps(LIMITED))
+    ring = ApiKeys(DoorOptions(api_keys_file=str(path), api_keys=f"{KEY},other")).ring
+    assert (ring.find(KEY), ring.find("other")) == (CALLER, Caller(name="option-2"))
+
+
 def test_hash_key_prints_what_a_file_takes() -> None:
     """Of one line from standard input; a key that could be guessed, or is several, is refused."""
     out = io.StringIO()
@@ -128,6 +142,9 @@ def test_hash_key_prints_what_a_file_takes() -> None:
         (None, b'{"priority": -7}', None, -7),
         ("3", b'{"priority": -7}', None, 3),
         ("x", b'{"priority": 4}', None, 4),
+        (None, b'{"x":"%s","priority" :-4 }' % (b"x" * 40_000), None, -4),
+        (None, b'{"x":"%s\\"priority\\": 9, ","y":"priority"}' % (b"x" * 40_000), None, 0),
+        (None, b'{"x":"%s","priority":%s}' % (b"x" * 40_000, b"9" * 5000), None, 0),
         ("-99999", b"{}", None, -1000),
         ("99999", b"{}", None, 1000),
         ("-5", b"{}", CALLER, 10),

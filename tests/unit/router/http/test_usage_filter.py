@@ -27,16 +27,18 @@ def test_only_usage_alone_is_taken_out() -> None:
     """Other events stay, in the chunks they came in."""
     chunks = [EVENTS[0] + EVENTS[1], EVENTS[2], EVENTS[3], USAGE, EVENTS[4]]
     assert passed(*chunks) == [*chunks[:3], b"", EVENTS[4], b""]
+    chunks = [chunk.replace(b"\n", b"\r\n") for chunk in chunks]
+    assert passed(*chunks) == [*chunks[:3], b"", chunks[4], b""]
 
 
-@settings(max_examples=50)
-@given(cuts=st.lists(st.integers(0, 400), max_size=8))
-def test_however_the_stream_is_cut(cuts: list[int]) -> None:
-    """The same events come out."""
-    stream = b"".join((*EVENTS[:4], USAGE, EVENTS[4]))
+@settings(max_examples=100)
+@given(cuts=st.lists(st.integers(0, 400), max_size=8), line_end=st.sampled_from([b"\n", b"\r\n"]))
+def test_however_the_stream_is_cut(cuts: list[int], line_end: bytes) -> None:
+    """The same events come out, with the line ends that the engine writes."""
+    stream = b"".join((*EVENTS[:4], USAGE, EVENTS[4])).replace(b"\n", line_end)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     chunks = [stream[a:b] for a, b in itertools.pairwise(places)]
-    assert b"".join(passed(*chunks)) == b"".join(EVENTS)
+    assert b"".join(passed(*chunks)) == b"".join(EVENTS).replace(b"\n", line_end)
 
 
 def test_what_does_not_end_is_not_held_for_ever() -> None:

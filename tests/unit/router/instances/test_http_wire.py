@@ -53,6 +53,7 @@ def test_what_passes_as_one_whole_chunk_is_one(payloads: list[bytes], more: byte
     "data",
     [
         *(b"zz\r\n", b"+5\r\nhello\r\n", b"-1\r\n", b"1_0\r\n", b"\r\n", b"5 5\r\n"),
+        *(b"0x5\r\nhello\r\n", b"0X5\r\n", b";a\r\n"),
         *(b"2\r\nabc\r\n", b"fffffffff\r\n", b"x" * 5000, b"0\r\n" + b"a: b\r\n" * 1000),
     ],
 )
@@ -75,6 +76,11 @@ def head(*lines: str, to_head: bool = False) -> AnswerHead | None:
         (("HTTP/1.1 200 OK", "content-length: 5"), False, (200, False, 5, True)),
         (
             ("HTTP/1.1 200 OK", "content-length: 5", "Connection: close"),
+            False,
+            (200, False, 5, False),
+        ),
+        (
+            ("HTTP/1.1 200 OK", "content-length: 5", "Connection: Close", "Connection: x"),
             False,
             (200, False, 5, False),
         ),
@@ -108,10 +114,17 @@ def test_an_interim_answer_is_none_yet() -> None:
         ("HTTP/1.1 200 OK", "Name : value"),
         ("HTTP/1.1 200 OK", "A: b", " folded"),
         ("HTTP/1.1 200 OK", "A: b\nX-Smuggled: 1"),
+        ("HTTP/1.1 200 OK", "A: b\x01c"),
         ("HTTP/1.1 200 OK", "Content-Length: 5", "Content-Length: 6"),
         ("HTTP/1.1 200 OK", "Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("HTTP/1.1 200 OK", "Content-Length: 5", "content-length: 5"),
         ("HTTP/1.1 200 OK", "Content-Length: +5"),
+        ("HTTP/1.1 200 OK", "Content-Length: \uff15"),
         ("HTTP/1.1 200 OK", "Transfer-Encoding: gzip, chunked"),
+        ("HTTP/1.1 200 OK", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked"),
+        ("HTTP/1.1 200 OK", "Transfer-Encoding: chunked", "Transfer-Encoding:"),
+        ("HTTP/1.1 200 OK", "Transfer-Encoding:", "Content-Length: 5"),
+        ("HTTP/1.1 101 Switching Protocols", "Upgrade: websocket"),
     ],
 )
 def test_what_is_no_head_is_refused(lines: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from indexer.contract.block_hash import pack_tokens
-from router.errors import RequestInvalid
+from router.errors import Forbidden, RequestInvalid
 from router.requests.api_call import (
     ApiCall,
     ChatPrompt,
@@ -16,6 +16,7 @@ from router.requests.api_call import (
     TextPrompt,
     TokenPrompt,
 )
+from router.requests.chat_messages import opaque_conversation
 from router.requests.endpoints import ENDPOINTS, OTHER, parse
 
 USER = {"role": "user", "content": "hi"}
@@ -242,3 +243,99 @@ def test_a_compressed_body_is_refused_where_it_has_to_be_read(path: str) -> None
         call(path, b"\x1f\x8b", **{"Content-Encoding": "gzip"})
     assert caught.value.param == "Content-Encoding"
     assert call("/v1/x", b"\x1f\x8b", **{"Content-Encoding": "gzip"}).body == b"\x1f\x8b"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter?x=1",
+        "/v1/load%5Flora%5fadapter",
+        "/v1//load_lora_adapter/",
+        "/v1/Load_LoRA_adapter",
+    ],
+)
+def test_what_changes_an_engine_is_not_passed_on(path: str) -> None:
+    """However it is written: any client could, and only one engine of many would change."""
+    with pytest.raises(Forbidden, match="ask that engine"):
+        call(path, {"lora_name": "x", "lora_path": "/"})
+    assert call("/v1/load", {"model": "m"}).model == "m"
+
+
+PART = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [USER | {"content": [PART] * 9_000}] * 2},
+            "messages",
+        ),
+        ("/v1/messages", {"messages": [USER | {"content": [PART] * 16_385}]}, "messages"),
+        ("/v1/responses", {"input": [USER | {"content": [PART] * 16_385}]}, "input"),
+        ("/v1/embeddings", {"input": [USER | {"content": [PART] * 16_385}]}, "input"),
+    ],
+)
+def test_a_conversation_has_a_bounded_number_of_parts(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    """Each is looked at several times, all messages' together."""
+    with pytest.raises(RequestInvalid, match="content parts; at most 16384") as caught:
+        call(path, {"model": "m", "max_tokens": 1} | fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/anything"])
+@pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"a":1},'])
+def test_a_body_of_countless_small_things_is_not_read(path: str, piece: bytes) -> None:
+    """Reading holds up everybody; what stands within texts is nothing of that kind."""
+    fields = b'{"model":"m","messages":[{"role":"user","content":"%s"}],"x":[%s0]}'
+    with pytest.raises(RequestInvalid, match="lists, objects and fields"):
+        call(path, fields % (b"a", piece * 300_000))
+    text = (piece * 300_000).replace(b'"', b'\\"')
+    assert call(path, fields % (text, b"")).model == "m"
+
+
+def test_a_text_without_an_end_is_looked_through_once() -> None:
+    """From each of its bytes on it would take hours."""
+    half = b"[" * 140_000
+    body = b'{"%s":%s"%s' % (half, half, b"a" * 4_000_000)
+    with pytest.raises(RequestInvalid, match="not valid JSON"):
+        call("/v1/chat/completions", body)
+
+
+@pytest.mark.parametrize("body", [b"\xff[{:" * 400_000, b"[" * 300_000])
+def test_other_paths_take_what_is_no_object(body: bytes) -> None:
+    """Whatever its bytes are."""
+    assert call("/v1/files", body).body == body
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/anything"]
+)
+def test_a_name_has_a_bounded_length(path: str) -> None:
+    """It goes into logs."""
+    fields = {"messages": [USER], "input": "x", "max_tokens": 1}
+    with pytest.raises(RequestInvalid, match="at most 1024 characters") as caught:
+        call(path, fields | {"model": "m" * 1025})
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize("content", [None, [{"type": "image_url", "image_url": "x"}]])
+@pytest.mark.parametrize("depth", [*range(900, 1000, 7), 100_000])
+def test_arguments_of_any_depth_are_no_defect(depth: int, content: Any) -> None:
+    """Those of a tool call are JSON within JSON, where no reader has bounded the depth yet."""
+    function = {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}
+    message = {"role": "assistant", "content": content, "tool_calls": [{"function": function}]}
+    assert call("/v1/chat/completions", {"model": "m", "messages": [message]}).turn == 1
+
+
+def test_what_is_too_deep_to_be_written_is_left_out() -> None:
+    """A thread with a short stack may have read arguments that a deep one cannot write."""
+    arguments: dict[str, Any] = {}
+    for _ in range(2_000):
+        arguments = {"a": arguments}
+    message = {"role": "assistant", "content": "x", "tool_calls": [{"function": arguments}]}
+    assert opaque_conversation([message], None).pieces == ("assistant", "x", "")

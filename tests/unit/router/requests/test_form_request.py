@@ -34,7 +34,7 @@ MODEL = b'Content-Disposition: form-data; name="model"\r\n\r\nm'
     ("body", "content_type", "model"),
     [
         (form(FILE, MODEL), FORM, "m"),
-        (form(MODEL, FILE), 'Multipart/Form-Data; charset=x; boundary="XX"', "m"),
+        (form(MODEL, FILE), 'Multipart/Form-Data; charset=UTF-8; boundary="XX"; ', "m"),
         (b"preamble\r\n" + form(MODEL), FORM, "m"),
         (form(FILE), FORM, ""),
     ],
@@ -62,6 +62,51 @@ def test_what_is_no_form(body: bytes, content_type: str, words: str) -> None:
     """The message says what to send."""
     with pytest.raises(RequestInvalid, match=words):
         call(body, content_type)
+
+
+NAMED = b"Content-Disposition: form-data; "
+OTHER = NAMED + b"name=model\r\n\r\nother"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (form(MODEL, OTHER), FORM),
+        (form(MODEL, NAMED + b'NAME="model"\r\n\r\nother'), FORM),
+        (form(MODEL, b'Content-Disposition:form-data;name="model"\r\n\r\nother'), FORM),
+        (form(MODEL, b'X-A: ; name="x"\r\n' + OTHER), FORM),
+        (form(MODEL, NAMED + b'x="; name=y"; name="model"\r\n\r\nother'), FORM),
+        (form(MODEL, NAMED + b'filename="a\\"b"; name="model"\r\n\r\nother'), FORM),
+    ],
+)
+def test_the_model_is_the_one_that_the_engine_reads(body: bytes, content_type: str) -> None:
+    """The last one, however it is written: a key may be for the first one only."""
+    assert call(body, content_type).model == "other"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "words"),
+    [
+        (form(OTHER, FILE + b"\r\n--XXY\r\n" + MODEL), FORM, "boundary stands within"),
+        (form(MODEL), 'multipart/form-data; x="boundary=YY', "with a boundary"),
+        (form(MODEL), "multipart/form-data; boundary=XX; boundary=YY", "with a boundary"),
+        (form(MODEL), "multipart/form-data; charset=utf-7; boundary=XX", "charset"),
+        (form(MODEL, b'X-A: ; name="model"\r\n\r\nother'), FORM, "no clear name"),
+        (form(MODEL, NAMED + b'\r\n name="model"\r\n\r\nother'), FORM, "no clear name"),
+        (form(MODEL, NAMED + b'name="a"; name="model"\r\n\r\nother'), FORM, "no clear name"),
+        (form(MODEL, NAMED + b'name="mod\\el"\r\n\r\nother'), FORM, "no clear name"),
+        (form(MODEL, NAMED + b"name*=utf-8''model\r\n\r\nother"), FORM, "no clear name"),
+    ],
+)
+def test_a_form_of_two_meanings_is_refused(body: bytes, content_type: str, words: str) -> None:
+    """The engine might read another model than the one the key was checked for."""
+    with pytest.raises(RequestInvalid, match=words):
+        call(body, content_type)
+
+
+def test_a_boundary_is_not_looked_for_in_other_parameters() -> None:
+    """The engine takes the parameter of that name."""
+    assert call(form(MODEL), 'multipart/form-data; x="boundary=YY"; boundary=XX').model == "m"
 
 
 def test_a_stream_is_asked_for_in_a_form() -> None:

@@ -59,6 +59,20 @@ def test_an_alias_in_a_form() -> None:
     assert made.model == 'se"rved'
 
 
+def test_a_file_is_not_searched_for_the_model() -> None:
+    """What looks like the field in it stays, and a long one of that kind holds nobody up."""
+    looks = b'name="model"\r\n' * 200_000
+    body = (
+        b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        b'; name="model"\r\n\r\nal\r\n' + looks + b"\r\n"
+        b"--X\r\nContent-Disposition: form-data; name=model\r\n\r\n%s\r\n--X--\r\n"
+    )
+    endpoint = ENDPOINTS["/v1/audio/transcriptions"]
+    form = {"Content-Type": "multipart/form-data; boundary=X"}
+    made = RENAMES.apply(call(body.replace(b"%s", b"al"), endpoint, **form))
+    assert made.body == body.replace(b"%s", b'se"rved')
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -258,12 +258,14 @@ async def test_hashes_are_made_in_the_thread(root: str) -> None:
     for prompt in (
         TextPrompt(texts=("hello " * 2048,), add_special_tokens=False),
         TokenPrompt(packed=(bytes(2 * HASH_OFF_LOOP_BYTES),)),
+        TokenPrompt(packed=(b"\1" * 64, b"\2" * 2 * HASH_OFF_LOOP_BYTES)),
     ):
         before = chains.held_bytes
         encoded = await tokenizers.encode(served(root), call(prompt))
         held = chains.held_bytes
         assert held > before
         assert chains.of(encoded.packed, served(root), call(prompt))
+        assert chains.of(encoded.last_packed, served(root), call(prompt))
         assert chains.held_bytes == held
     tokenizers.close()
 
