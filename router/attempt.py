@@ -5,11 +5,12 @@ from http import HTTPStatus
 from typing import Final
 
 from indexer.contract.milestones import Milestones
+from indexer.contract.waits import Wait
 from router.awaiting import PrefillEnd
 from router.errors import UpstreamCause, UpstreamFailed
 from router.index.known_fleets import ServedModel
+from router.instances.answer import Answer
 from router.instances.continuation import ContinuedStream
-from router.instances.upstream import Answer
 from router.policies.base import Policy
 from router.requests.api_call import ApiCall
 from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
@@ -56,7 +57,7 @@ class Attempt:
         decision: the instance, and why.
         booking: of the request there.
         sent_s: monotonic time of the dispatch.
-        deadline_s: the event loop's time at which the answer has to be complete.
+        total: the time in which the answer has to be complete.
         refuses: statuses of which the client does not hear, because another instance is asked.
     """
 
@@ -67,7 +68,7 @@ class Attempt:
     decision: Decision
     booking: Booking
     sent_s: float
-    deadline_s: float
+    total: Wait
     refuses: frozenset[int]
 
 

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from indexer.contract.identifiers import InstanceId
+from indexer.contract.waits import Wait, Waits
 from router import telemetry
 from router.attempt import (
     FAILED_STATUSES,
@@ -22,9 +23,10 @@ from router.attempt import (
 from router.eligibility import without
 from router.errors import UpstreamCause, UpstreamFailed
 from router.exchange import Exchange
+from router.instances.answer import Answer
 from router.instances.continuation import ContinuedStream
 from router.instances.ejections import Ejections
-from router.instances.upstream import Answer, Upstream
+from router.instances.upstream import Upstream
 from router.ledger import Ledger
 from router.predictions import Predictions
 from router.request_record import RequestRecord, Stage
@@ -91,6 +93,7 @@ class Dispatcher:
         self._predictions = predictions
         self._ejections = ejections
         self._bounds = bounds
+        self._totals = Waits(bounds.total_timeout_s)
 
     async def dispatch(self, question: Question, exchange: Exchange, record: RequestRecord) -> None:
         """Answer on another instance as long as nothing has reached the client.
@@ -100,9 +103,19 @@ class Dispatcher:
         Raises:
             RouterError: the last instance failed, or a part of its answer is sent already.
         """
+        with self._totals.one() as total:
+            try:
+                await self._dispatch(question, exchange, record, total)
+            except asyncio.CancelledError:
+                if not total.over:
+                    raise
+                raise self._incomplete(InstanceId(record.instance_id or ""), exchange) from None
+
+    async def _dispatch(
+        self, question: Question, exchange: Exchange, record: RequestRecord, total: Wait
+    ) -> None:
         snapshot = question.snapshot
         failed: set[InstanceId] = set()
-        deadline_s = asyncio.get_running_loop().time() + self._bounds.total_timeout_s
         pushbacks_left = PUSHBACKS_TRIED_ELSEWHERE
         stream = (
             ContinuedStream.of(question.call, exchange) if self._bounds.continue_streams else None
@@ -120,7 +133,7 @@ class Dispatcher:
                 decision=decision,
                 booking=booking,
                 sent_s=time.monotonic(),
-                deadline_s=deadline_s,
+                total=total,
                 refuses=frozenset() if last else refused(pushbacks_left),
             )
             try:
@@ -132,7 +145,7 @@ class Dispatcher:
                 self._ejections.failed(decision.instance, attempt.sent_s, error.cause)
                 if not error.retryable:
                     goes_on = _goes_on(stream, error)
-                if last or not (error.retryable or goes_on):
+                if last or total.expired or not (error.retryable or goes_on):
                     raise
                 telemetry.RETRIES.labels(cause=error.cause).inc()
                 pushbacks_left -= error.cause is UpstreamCause.PUSHBACK
@@ -148,27 +161,30 @@ class Dispatcher:
         """Steps 8 and 9 on one instance."""
         instance = attempt.decision.instance
         try:
-            async with (
-                asyncio.timeout_at(attempt.deadline_s) as total,
-                self._upstream.open(instance, attempt.call) as answer,
-            ):
+            answer = await self._upstream.open(instance, attempt.call)
+            try:
                 refuse(attempt, answer)
                 await self._pass_on(attempt, answer, exchange, record)
-        except TimeoutError:
-            if not total.expired():
+            finally:
+                self._upstream.close(answer)
+        except asyncio.CancelledError:
+            if not attempt.total.over:
                 raise
-            raise UpstreamFailed(
-                instance.instance_id,
-                f"The answer was not complete after {self._bounds.total_timeout_s:g} s. Ask for "
-                "fewer tokens, or raise the router's total_timeout_s.",
-                before_first_byte=not exchange.started,
-                cause=UpstreamCause.TOTAL_TIMEOUT,
-            ) from None
+            raise self._incomplete(instance.instance_id, exchange) from None
         if answer.status in FAILED_STATUSES:  # passed on all the same: it is the last word
             telemetry.UPSTREAM_FAILURES.labels(cause=UpstreamCause.STATUS).inc()
             self._ejections.failed(instance, attempt.sent_s, UpstreamCause.STATUS)
         elif answer.status not in PUSHBACK_STATUSES:
             self._ejections.served(instance, attempt.sent_s)
+
+    def _incomplete(self, instance_id: InstanceId, exchange: Exchange) -> UpstreamFailed:
+        return UpstreamFailed(
+            instance_id,
+            f"The answer was not complete after {self._bounds.total_timeout_s:g} s. Ask for "
+            "fewer tokens, or raise the router's total_timeout_s.",
+            before_first_byte=not exchange.started,
+            cause=UpstreamCause.TOTAL_TIMEOUT,
+        )
 
     async def _pass_on(
         self, attempt: Attempt, answer: Answer, exchange: Exchange, record: RequestRecord

@@ -6,8 +6,8 @@ from typing import Protocol
 from router.door.admission import Ticket
 from router.door.visitor import Visitor
 from router.errors import RouterError
+from router.instances.answer import Answer
 from router.instances.engine_connection import Wire
-from router.instances.upstream import Answer
 from router.requests.api_call import ApiCall
 from router.snapshot import Decision
 

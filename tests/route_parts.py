@@ -1,8 +1,6 @@
 """Everything around the router's flow, in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +25,9 @@ from router.errors import (
 )
 from router.index.known_fleets import ServedModel
 from router.index.redis_guard import RedisGuard
+from router.instances.answer import Answer
 from router.instances.ejections import Ejections
 from router.instances.standing import EjectionRules
-from router.instances.upstream import Answer
 from router.policies import POLICIES
 from router.request_record import RequestRecord
 from router.requests.api_call import ApiCall, TokenPrompt
@@ -191,15 +189,14 @@ class FakeParts:
 
     # -- Upstream
 
-    @asynccontextmanager
-    async def open(self, instance: InstanceRecord, _: ApiCall) -> AsyncIterator[Answer]:
+    async def open(self, instance: InstanceRecord, _: ApiCall) -> Answer:
         """Fail as told, or answer."""
         self.asked.append(instance.instance_id)
         failure = self.failures.get(instance.instance_id, 200)
         if isinstance(failure, Exception):
             raise failure
         connection: Any = None
-        yield Answer(
+        return Answer(
             instance=instance,
             status=failure,
             headers=[("Content-Type", "text/event-stream" if self.call.stream else "x/json")],
@@ -208,6 +205,9 @@ class FakeParts:
             first_byte_s=0.0,
             connection=connection,
         )
+
+    def close(self, answer: Answer) -> None:
+        """There is no connection to keep."""
 
     async def relay(self, answer: Answer, sink: Any) -> None:
         """One chunk, then break as told."""

@@ -18,7 +18,7 @@ from router.http.dialects import error_event
 from router.http.failures import REQUEST_ID, STATUS
 from router.http.gate import VISITOR
 from router.http.usage_filter import UsageFilter
-from router.instances.upstream import Answer
+from router.instances.answer import Answer
 from router.requests.api_call import ApiCall
 from router.requests.endpoints import Endpoint, parse, refuse_climbing
 from router.requests.rewriting import Rewriting
@@ -222,14 +222,13 @@ class ClientWire:
         self._protocol = request.protocol
         self._transport = transport
 
-    def write(self, chunks: bytes) -> None:
-        """Send whole chunks; a client that has gone takes none, and its handler is cancelled."""
+    def write(self, chunks: bytes) -> bool:
+        """Send whole chunks; whether the client reads more slowly than they come.
+
+        A client that has gone takes none, and its handler is cancelled.
+        """
         if not self._transport.is_closing():
             self._transport.write(chunks)
-
-    @property
-    def full(self) -> bool:
-        """Whether the client reads more slowly than the instance writes."""
         return self._protocol.writing_paused
 
     async def drain(self) -> None:

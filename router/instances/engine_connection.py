@@ -39,13 +39,8 @@ class ConnectTimedOut(TimeoutError):  # noqa: N818 - named as what happened
 class Wire(Protocol):
     """The other side of a body that is passed on."""
 
-    def write(self, chunks: bytes) -> None:
-        """Send whole chunks, framed."""
-        ...
-
-    @property
-    def full(self) -> bool:
-        """Whether the other side reads more slowly than the engine writes."""
+    def write(self, chunks: bytes) -> bool:
+        """Send whole chunks, framed; whether the other side reads more slowly than they come."""
         ...
 
     async def drain(self) -> None:
@@ -90,6 +85,7 @@ class EngineConnection(asyncio.Protocol):
         self._clean = True
         self._paused = False
         self._wire: Wire | None = None
+        self._passing = False
         self._tail: deque[bytes] | None = None
         self._heard_s = 0.0
         self._silent = False
@@ -160,6 +156,7 @@ class EngineConnection(asyncio.Protocol):
         self._heard_s = self._loop.time()
         if self._pieces:
             self._send_on(await self.read())
+        self._passing = self._between_chunks()
         self._resume()
         self._silent = False
         self._timer = self._loop.call_later(idle_s, self._check_silence, idle_s)
@@ -202,7 +199,7 @@ class EngineConnection(asyncio.Protocol):
     def put_back(self) -> None:
         """No request is on it any more."""
         self._busy, self.reused = False, True
-        self._wire = self._tail = None
+        self._wire, self._tail, self._passing = None, None, False
         self.idle_since_s = self._loop.time()
 
     async def _wait(self) -> None:
@@ -243,20 +240,16 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
-        wire = self._wire
-        if wire is not None:
-            self._heard_s = self._loop.time()
-            assert self._decoder is not None
-            size = whole_chunk(data) if self._decoder.between_chunks else 0
-            if size:
-                wire.write(data)
-                assert self._tail is not None
-                self._tail.append(data[-2 - size : -2])
-                self.passed_bytes += size
-                if wire.full:
-                    self._pause()
-                    self._wake()
-                return
+        self._heard_s = self._loop.time()
+        if self._passing and (size := whole_chunk(data)):
+            assert self._wire is not None
+            assert self._tail is not None
+            self._tail.append(data[-2 - size : -2])
+            self.passed_bytes += size
+            if self._wire.write(data):
+                self._pause()
+                self._wake()
+            return
         if not self._busy:  # nobody has asked for anything
             self.abort()
             return
@@ -299,6 +292,7 @@ class EngineConnection(asyncio.Protocol):
             payload = data[: self._left_bytes]
             self._left_bytes -= len(payload)
             self._ended, self._clean = not self._left_bytes, len(payload) == len(data)
+        self._passing = self._wire is not None and self._between_chunks()
         if payload and self._wire is not None:
             self._send_on(payload)
         elif payload:
@@ -313,11 +307,14 @@ class EngineConnection(asyncio.Protocol):
         """Chunks that came cut or in numbers go on as one."""
         assert self._wire is not None
         assert self._tail is not None
-        self._wire.write(chunk(payload))
         self._tail.append(payload)
         self.passed_bytes += len(payload)
-        if self._wire.full:
+        if self._wire.write(chunk(payload)):
             self._pause()
+
+    def _between_chunks(self) -> bool:
+        """Whether the next byte begins a chunk, which could go on as it is."""
+        return self._decoder is not None and self._decoder.between_chunks
 
     def _check_silence(self, idle_s: float) -> None:
         """Look again when the engine could have been silent for so long; mostly it was not."""

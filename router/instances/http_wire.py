@@ -20,6 +20,9 @@ _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,16}")
 """`int` would take signs, spaces, underscores and `0x` too."""
 
+_SHORT_SIZES: Final = {b"%x" % size: size for size in range(1, 4096)}
+"""Of chunks as a token or some bring them."""
+
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """In no header's value; tabs may be."""
 
@@ -187,19 +190,13 @@ def chunk(payload: bytes) -> bytes:
 
 
 def whole_chunk(data: bytes) -> int:
-    """Bytes of payload if the data is exactly one chunk, and not the last one; else 0.
+    """Bytes of payload if the data is exactly one chunk, short and not the last one; else 0.
 
     What nearly every read of a stream brings; the payload stands in front of the last two bytes.
     """
-    end = data.find(b"\r\n", 0, 10)
-    digits = data[:end] if end > 0 else b""
-    if not digits.isalnum() or data[1] in b"xX":  # as `_CHUNK_SIZE`, and faster
-        return 0
-    try:
-        size = int(digits, 16)
-    except ValueError:
-        return 0
-    return size if len(data) == end + 4 + size and data.endswith(b"\r\n") else 0
+    end = data.find(_BREAK, 0, 5)
+    size = _SHORT_SIZES.get(data[:end], 0)
+    return size if len(data) == end + 4 + size and data.endswith(_BREAK) else 0
 
 
 class ChunkedDecoder:

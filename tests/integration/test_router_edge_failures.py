@@ -22,7 +22,7 @@ from router_edge import (
     stream_all,
 )
 
-from router.instances.upstream import Answer
+from router.instances.answer import Answer
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,8 @@ import pytest
 from builders import make_instance
 
 from router.errors import UpstreamCause, UpstreamFailed
-from router.instances.upstream import _HOP_BY_HOP, _NOT_FORWARDED, Answer, _end_to_end
+from router.instances.answer import Answer
+from router.instances.sending import _NOT_FORWARDED, HOP_BY_HOP, end_to_end
 
 
 def answer(*chunks: bytes, headers: list[tuple[str, str]] | None = None) -> Answer:
@@ -81,14 +82,14 @@ def test_headers_of_the_connection_stay_here() -> None:
         ("X-Twice", "1"),
         ("X-Twice", "2"),
     ]
-    kept = _end_to_end(headers, _NOT_FORWARDED)
+    kept = end_to_end(headers, _NOT_FORWARDED)
     assert kept == [("Authorization", "Bearer k"), ("X-Twice", "1"), ("X-Twice", "2")]
 
 
 def test_an_answers_length_and_id_are_kept() -> None:
     """Only hop-by-hop headers are taken out of an answer."""
     headers = [("Content-Length", "5"), ("Connection", "keep-alive"), ("Server", "uvicorn")]
-    assert _end_to_end(headers, _HOP_BY_HOP) == [("Content-Length", "5"), ("Server", "uvicorn")]
+    assert end_to_end(headers, HOP_BY_HOP) == [("Content-Length", "5"), ("Server", "uvicorn")]
 
 
 @pytest.mark.parametrize(
