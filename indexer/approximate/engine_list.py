@@ -14,6 +14,7 @@ from indexer.errors import ListUnreadable
 
 FILE_BYTES_MAX: Final = 1 << 20
 READ_DEADLINE_S: Final = 5.0
+SETTLE_S: Final = 0.2
 
 MISSED_MAX: Final = 2
 """Answers in a row that may lack an address: name servers leave some out."""
@@ -34,18 +35,23 @@ class EngineList(Protocol):
 
 
 class FileList:
-    """One URL a line; empty lines and those that begin with # are left out."""
+    """One URL a line; empty lines and those that begin with # are left out.
+
+    What a file says counts when it says the same `SETTLE_S` later: an editor that writes it in
+    place would otherwise take engines out, or have half a port, for a moment.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._refused: frozenset[str] = frozenset()
+        self._settled = ""
         self._log = structlog.get_logger().bind(engines_file=str(path))
 
     async def read(self) -> tuple[str, ...]:
         """See `EngineList`."""
         try:
             async with asyncio.timeout(READ_DEADLINE_S):
-                text = await asyncio.to_thread(self._text)
+                text = await self._settled_text()
         except (OSError, ValueError) as error:  # a time-out and bytes that are no text among them
             reason = str(error) or type(error).__name__
             raise ListUnreadable(f"engines_file: {self._path}: {reason}") from error
@@ -56,6 +62,16 @@ class FileList:
             self._log.warning("engine_line_refused", line=line[:200], like="http://HOST:PORT")
         self._refused = refused
         return tuple(dict.fromkeys(line.rstrip("/") for line in lines if line not in refused))
+
+    async def _settled_text(self) -> str:
+        """What it says, if nobody is writing it."""
+        text = await asyncio.to_thread(self._text)
+        if text != self._settled:
+            await asyncio.sleep(SETTLE_S)
+            if await asyncio.to_thread(self._text) != text:
+                raise ValueError("it is being written")
+            self._settled = text
+        return text
 
     def _text(self) -> str:
         with self._path.open("rb") as file:

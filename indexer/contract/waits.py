@@ -15,8 +15,7 @@ class Waits:
     """Waits of one length, as `with waits.one(): ...` around the awaiting code.
 
     What is awaited is cancelled when the time is over, and TimeoutError is raised, as
-    `asyncio.timeout` does it; at most a turn of the event loop later. To be used from one event loop
-    at a time.
+    `asyncio.timeout` does it; at most a turn of the event loop later. For one event loop at a time.
 
     Args:
         length_s: of every wait.

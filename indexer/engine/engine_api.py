@@ -118,7 +118,7 @@ class EngineApi:
         timeout = aiohttp.ClientTimeout(total=PROBE_DEADLINE_S)
         try:
             async with self._session.post(self.url + path, json=body, timeout=timeout) as response:
-                await response.read()
+                await self._read(path, response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise EngineUnreachable(f"{self.url}{path}: {reason}") from error
@@ -195,15 +195,18 @@ class EngineApi:
     async def _get(self, path: str) -> tuple[int, bytes]:
         try:
             async with self._session.get(self.url + path) as response:
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > ANSWER_BYTES_MAX:
-                        raise EngineUnreachable(f"{self.url}{path}: an answer of over 16 MiB")
-                return response.status, bytes(body)
+                return response.status, await self._read(path, response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise EngineUnreachable(f"{self.url}{path}: {reason}") from error
+
+    async def _read(self, path: str, response: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > ANSWER_BYTES_MAX:
+                raise EngineUnreachable(f"{self.url}{path}: an answer of over 16 MiB")
+        return bytes(body)
 
 
 def adapters(entries: tuple[Mapping[str, Any], ...]) -> tuple[str, ...]:

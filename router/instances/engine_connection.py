@@ -234,6 +234,8 @@ class EngineConnection(asyncio.Protocol):
         told = self._head is None or self._head.chunked or self._head.length_bytes is not None
         if exc is None and self._busy and not told:
             self._ended = True
+        if isinstance(exc, TimeoutError):  # the kernel's; ours are about answers
+            exc = EngineGone("the engine's host has vanished")
         if self._lost is None:
             self._lost = exc or EngineGone("the engine closed the connection")
         self._wake()

@@ -280,6 +280,24 @@ async def test_a_file_that_does_not_come_is_no_list(
     os.close(os.open(path, os.O_RDWR))  # lets go of whoever still waits there
 
 
+async def test_a_file_that_is_being_written_is_no_list_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a list would take engines out, and half of a line would be an engine nobody has."""
+    path = tmp_path / "engines"
+    path.write_text("http://h:1\nhttp://h:80")
+    files, sleep = FileList(path), asyncio.sleep
+
+    async def written_meanwhile(delay_s: float) -> None:
+        path.write_text("http://h:1\nhttp://h:8000\n")
+        await sleep(delay_s)
+
+    monkeypatch.setattr(engine_list.asyncio, "sleep", written_meanwhile)
+    with pytest.raises(ListUnreadable, match="being written"):
+        await files.read()
+    assert await files.read() == ("http://h:1", "http://h:8000")
+
+
 async def test_a_line_is_a_place_and_nothing_more(tmp_path: Path) -> None:
     """An engine below a path is none that routers could reach."""
     path = tmp_path / "engines"
