@@ -73,7 +73,7 @@ bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/fleet_bench.py $(BENCH_ARGS)
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
 
-bench-proxy: $(DEV) $(PEERS)/.stamp  ## what a proxy costs, beside its peers, quarter of an hour; writes build/bench/proxy.json (BENCH_ARGS=--quick)
+bench-proxy: $(DEV) $(PEERS)/.stamp  ## what a proxy costs, beside its peers, 20 minutes (quick: four); writes build/bench/proxy.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/proxy_bench.py $(BENCH_ARGS)
 
 bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build/bench/siblings.json (BENCH_ARGS=--quick)

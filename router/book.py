@@ -82,9 +82,12 @@ class Book:
     renewed_s: float = float("-inf")
     synced_s: float = float("-inf")
     registering: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _in_flight: int = 0
-    _gate: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _closed: bool = False
+    _in_flight: int = 0  # reservations
+    _opened: asyncio.Event = field(default_factory=asyncio.Event)
+    _emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._opened.set()
 
     def add(self, sequence: int, decision: Decision, *, in_redis: bool) -> None:
         """Enter a decision."""
@@ -163,29 +166,26 @@ class Book:
             degraded_cause=snapshot.degraded_cause or DegradedCause.LEDGER_UNAVAILABLE,
         )
 
-    @contextlib.asynccontextmanager
-    async def reserving(self) -> AsyncIterator[None]:
-        """While a reservation is in flight; waits for a sync to end first."""
-        async with self._gate:
-            await self._gate.wait_for(lambda: not self._closed)
-            self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-            if self._closed:
-                async with self._gate:
-                    self._gate.notify_all()
+    async def enter(self) -> None:
+        """A reservation begins; waits for a sync to end first. `leave` has to follow."""
+        while not self._opened.is_set():
+            await self._opened.wait()
+        self._in_flight += 1
+
+    def leave(self) -> None:
+        """A reservation has ended, however."""
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._emptied.set()
 
     @contextlib.asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
-        """While no reservation is in flight, so that `entries` is all there is."""
-        self._closed = True
+        """While no reservation is in flight, so that `entries` is all there is. One at a time."""
+        self._opened.clear()
         try:
-            async with self._gate:
-                await self._gate.wait_for(lambda: self._in_flight == 0)
+            while self._in_flight:
+                self._emptied.clear()
+                await self._emptied.wait()
             yield
         finally:
-            self._closed = False
-            async with self._gate:
-                self._gate.notify_all()
+            self._opened.set()

@@ -42,8 +42,10 @@ class RouterConfig(DoorOptions):
             that dies is started again
         process_number: which of these processes this is; given by the one that starts them
         process_restarts: how many have died in its place before; likewise
-        policy: how instances are chosen (lmetric, least_loaded, round_robin, vllm_v1, max_hit,
-            max_hit_bounded)
+        policy: how instances are chosen: lmetric; or, to compare with it, lmetric_artifact, random,
+            round_robin, power_of_two, least_loaded, vllm_v1, least_prefill, max_hit,
+            max_hit_bounded, linear_10 (30, 50, 70, 90), bailian, aibrix, dynamo, llm_d_scorers,
+            llm_d_sticky, smg_cache_aware, preble, session_affinity
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
         in_flight_credit: count prefixes that requests in prefill are about to compute, so that a
             burst of equal new prompts is not scattered
@@ -54,6 +56,8 @@ class RouterConfig(DoorOptions):
             the model's name is replaced, and nothing else
         inject_usage: ask for the usage of every stream, so that predicted hits can be compared;
             clients who did not ask do not see it
+        responses_kept_s: how long it is remembered which instance holds an answer of
+            /v1/responses, for requests that name it; 0 does not ask for it at all
         tokenizers: model name to path or hub name of its tokenizer, where the engine's own
             does not do
         tokenize_threads: threads that render templates and tokenize
@@ -103,6 +107,7 @@ class RouterConfig(DoorOptions):
     share_reservations: bool = True
     model_aliases: dict[str, str] = field(default_factory=dict)
     inject_usage: bool = False
+    responses_kept_s: NonNegativeFloat = 3600.0
     tokenizers: dict[str, str] = field(default_factory=dict)
     tokenize_threads: PositiveInt = 2
     tokenize_deadline_s: PositiveFloat = 2.0

@@ -35,6 +35,20 @@ def rank(
     return np.lexsort(keys)[:count]
 
 
+def shortlist(
+    policy: Policy, request: RequestView, fleet: FleetSnapshot, count: int
+) -> npt.NDArray[np.intp]:
+    """Places of the `count` best instances, by the lottery.
+
+    For whoever takes the best of them by the counters of another moment, equals by this order.
+    """
+    drawn = lottery(request, fleet)
+    if len(drawn) <= count:
+        return drawn.argsort()
+    places = rank(policy(request, fleet), request, fleet, count)
+    return places[drawn[places].argsort()]
+
+
 def decide(
     policy: Policy,
     request: RequestView,

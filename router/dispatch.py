@@ -23,11 +23,13 @@ from router.attempt import (
 from router.eligibility import without
 from router.errors import UpstreamCause, UpstreamFailed
 from router.exchange import Exchange
+from router.index.held_responses import HeldResponses
 from router.instances.answer import Answer
 from router.instances.continuation import ContinuedStream
 from router.instances.ejections import Ejections
 from router.instances.upstream import Upstream
 from router.ledger import Ledger
+from router.policies.base import tell_ended
 from router.predictions import Predictions
 from router.request_record import RequestRecord, Stage
 from router.snapshot import Booking, Decision, FleetSnapshot
@@ -75,6 +77,7 @@ class Dispatcher:
         predictions: compares them with what engines report.
         ejections: is told who failed, and who did not.
         bounds: of what is done for one request.
+        responses: learns who holds which answer; None: nobody asks.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Dispatcher:
         predictions: Predictions,
         ejections: Ejections,
         bounds: DispatchBounds,
+        responses: HeldResponses | None = None,
     ) -> None:
         self._reserve = reserve
         self._ledger = ledger
@@ -93,6 +97,7 @@ class Dispatcher:
         self._predictions = predictions
         self._ejections = ejections
         self._bounds = bounds
+        self._responses = responses
         self._totals = Waits(bounds.total_timeout_s)
 
     async def dispatch(self, question: Question, exchange: Exchange, record: RequestRecord) -> None:
@@ -125,24 +130,25 @@ class Dispatcher:
             last = retries_left == 0 or len(snapshot.instances) == 1
             decision, booking = await self._reserve(question, snapshot, failed, record)  # 6, 7
             instance_id = decision.instance.instance_id
-            attempt = Attempt(
-                question=question,
-                call=question.call if stream is None else stream.next_call(instance_id),
-                stream=stream,
-                goes_on=goes_on,
-                decision=decision,
-                booking=booking,
-                sent_s=time.monotonic(),
-                total=total,
-                refuses=frozenset() if last else refused(pushbacks_left),
-            )
+            sent_s = time.monotonic()
             try:
+                attempt = Attempt(
+                    question=question,
+                    call=question.call if stream is None else stream.next_call(instance_id),
+                    stream=stream,
+                    goes_on=goes_on,
+                    decision=decision,
+                    booking=booking,
+                    sent_s=sent_s,
+                    total=total,
+                    refuses=frozenset() if last else refused(pushbacks_left),
+                )
                 await self._try(attempt, exchange, record)  # 8, 9
             except UpstreamFailed as error:
                 if not exchange.started:
                     record.lap(Stage.FAILED)
                 telemetry.UPSTREAM_FAILURES.labels(cause=error.cause).inc()
-                self._ejections.failed(decision.instance, attempt.sent_s, error.cause)
+                self._ejections.failed(decision.instance, sent_s, error.cause)
                 if not error.retryable:
                     goes_on = _goes_on(stream, error)
                 if last or total.expired or not (error.retryable or goes_on):
@@ -153,6 +159,7 @@ class Dispatcher:
                 return
             finally:
                 self._ledger.release(booking)
+                tell_ended(question.policy, question.view, decision)
             record.retries_count += 1
             failed.add(instance_id)
             snapshot = without(snapshot, failed)
@@ -200,6 +207,12 @@ class Dispatcher:
             self._ejections.answered(attempt.decision.instance)
         if answer.status == HTTPStatus.OK:
             self._predictions.computed(attempt.decision, question.hashes)
+            if question.call.keeps_answer and self._responses is not None:
+                beginning = b"" if answer.encoded else answer.first
+                fleet_id = attempt.decision.snapshot.fleet.fleet_id
+                self._responses.learn(beginning, fleet_id, answer.instance.instance_id)
+        elif answer.status == HTTPStatus.NOT_FOUND and question.call.names_response is not None:
+            telemetry.RESPONSES_MISSING.inc()
         if attempt.stream is not None and answer.event_stream:
             answer.forget_length()
         if not attempt.goes_on:
@@ -215,6 +228,9 @@ class Dispatcher:
             self._note_end(attempt, answer, record)
 
     def _note_end(self, attempt: Attempt, answer: Answer, record: RequestRecord) -> None:
+        if answer.event_stream and attempt.question.prefill_end.first_byte_tells:
+            decode_s = time.monotonic() - answer.first_byte_s
+            tell_ended(attempt.question.policy, attempt.question.view, attempt.decision, decode_s)
         record.output_bytes += answer.output_bytes
         record.output_tokens = answer.output_tokens()
         if attempt.goes_on:  # its usage is of a longer prompt, and the first byte was another's

@@ -10,7 +10,13 @@ import numpy.typing as npt
 import xxhash
 
 from indexer.contract.identifiers import InstanceId
-from indexer.contract.records import FleetCounters, FleetRecord, InstanceRecord, SlotFlag
+from indexer.contract.records import (
+    COUNTERS_RECORD,
+    FleetCounters,
+    FleetRecord,
+    InstanceRecord,
+    SlotFlag,
+)
 from indexer.contract.reservations import SIBLING
 from router.errors import NoEligibleInstance
 from router.snapshot import Column, FleetSnapshot
@@ -22,6 +28,8 @@ ALIKE_RATIO: Final = 1.25
 """Measurements of equal devices differ by less; different devices by more."""
 
 SLOWNESS_MAX: Final = 65_535
+
+_FLAGS: Final = list(COUNTERS_RECORD.fields or ()).index("flags")
 
 _REASONS = (
     (SlotFlag.CLOSING, "closing"),
@@ -47,6 +55,16 @@ class Roster:
     slot: Column
     block_size_tokens: Column
     slowness: Column | None = None
+
+    def take(self, places: npt.NDArray[np.intp]) -> "Roster":
+        """These places only, in this order."""
+        return Roster(
+            instances=tuple([self.instances[i] for i in places.tolist()]),
+            identity=self.identity[places],
+            slot=self.slot[places],
+            block_size_tokens=self.block_size_tokens[places],
+            slowness=None if self.slowness is None else self.slowness[places],
+        )
 
     @classmethod
     def of(cls, records: dict[int, InstanceRecord]) -> "Roster":
@@ -144,48 +162,47 @@ def eligible_snapshot(
     assert prompt_tokens > 0, prompt_tokens
     fleet, roster, counters = sighting.fleet, sighting.roster, sighting.counters
     # Records and counters are read one after the other: the later may know more slots.
-    seen = int(np.searchsorted(roster.slot, len(counters.slots)))
-    rows = counters.slots.take(roster.slot[:seen])
-    keep = np.flatnonzero(are_eligible(rows, counters.now_s))
+    seen = roster.slot.searchsorted(len(counters.slots))
+    counts, times = counters.columns(roster.slot[:seen])
+    keep = ((counts[_FLAGS] == _ELIGIBLE_FLAGS) & (times[0] >= counters.now_s)).nonzero()[0]
     if keep.size == 0:
         raise NoEligibleInstance(
             f"No instance of `{fleet.model_scope}` can take a request now: "
             f"{len(roster.instances)} known, none alive, awake and not draining. Try again later."
         )
-    instances = roster.instances
-    if keep.size < len(instances):
-        rows, instances = rows.take(keep), tuple(instances[i] for i in keep.tolist())
-    slot, block_size_tokens = roster.slot[keep], roster.block_size_tokens[keep]
+    if keep.size < len(roster.instances):
+        roster, counts, times = roster.take(keep), counts[:, keep], times[:, keep]
+    generation, _, reserved, queued, _, foreign, running, waiting, kv_usage, *_ = counts
+    slot, block_size_tokens = roster.slot, roster.block_size_tokens
     depth_tokens = sighting.depth_blocks[slot] * fleet.block_size_tokens
     resident_tokens = hit_tokens = _reusable(depth_tokens, block_size_tokens, prompt_tokens)
     if sighting.siblings.size:
-        soon_tokens = _soon_tokens(sighting.siblings, slot, rows["generation"])
+        soon_tokens = _soon_tokens(sighting.siblings, slot, generation)
         depth_tokens = np.maximum(depth_tokens, soon_tokens)
         hit_tokens = _reusable(depth_tokens, block_size_tokens, prompt_tokens)
-    counters_age_s = counters.now_s - rows["published_s"]
-    counters_age_s[rows["published_s"] == 0] = np.inf
     return FleetSnapshot(
         fleet=fleet,
-        instances=instances,
-        identity=roster.identity[keep],
+        instances=roster.instances,
+        identity=roster.identity,
         slot=slot,
-        generation=rows["generation"].astype(np.int64),
+        generation=generation,
         block_size_tokens=block_size_tokens,
+        depth_tokens=depth_tokens,
         hit_tokens=hit_tokens,
         in_flight_tokens=hit_tokens - resident_tokens,
         new_prefill_tokens=prompt_tokens - hit_tokens,
-        queued_prefill_tokens=rows["reserved_prefill_tokens"].astype(np.int64),
-        batch_size=rows["reserved_requests"].astype(np.int64) + rows["foreign_requests"],
-        running_count=rows["running_count"].astype(np.int64),
-        waiting_count=rows["waiting_count"].astype(np.int64),
-        kv_usage_ratio=rows["kv_usage_millionths"] / 1e6,
-        counters_age_s=counters_age_s,
+        queued_prefill_tokens=queued,
+        batch_size=reserved + foreign,
+        running_count=running,
+        waiting_count=waiting,
+        kv_usage_ratio=kv_usage / 1e6,
+        published_s=times[1],
         looked_s=counters.now_s,
         taken_s=sighting.taken_s,
         degraded=sighting.degraded,
         degraded_cause=sighting.degraded_cause,
         approximate=approximate,
-        slowness=None if roster.slowness is None else roster.slowness[keep],
+        slowness=roster.slowness,
     )
 
 
@@ -195,9 +212,7 @@ def _reusable(depth_tokens: Column, block_size_tokens: Column, prompt_tokens: in
     return reusable - reusable % block_size_tokens
 
 
-def _soon_tokens(
-    siblings: npt.NDArray[np.void], slot: Column, generation: npt.NDArray[np.uint32]
-) -> Column:
+def _soon_tokens(siblings: npt.NDArray[np.void], slot: Column, generation: Column) -> Column:
     """How deep each slot will be after those that are in prefill on it."""
     soon = {(s, g): tokens for s, g, tokens in siblings.tolist()}
     return np.array(

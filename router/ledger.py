@@ -9,23 +9,24 @@ taken them, so neither a slow nor an absent Redis ever holds up an answer.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 import structlog
+from prometheus_client import Counter
 
 from indexer.contract import functions, reservations
-from indexer.contract.call import Call as FunctionCall
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash, FleetId
 from indexer.contract.limits import CANDIDATES_PER_RESERVE_MAX, ROUTER_LEASE_RENEW_S
 from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
+from indexer.contract.waits import Waits
 from router import telemetry
 from router.book import Book, Phase, new_router_id
 from router.candidates import candidates, in_flight, with_counters
-from router.decide import decide, lottery, rank
+from router.decide import decide, rank, shortlist
 from router.eligibility import take
 from router.errors import IndexUnavailable, NoEligibleInstance
 from router.index.redis_guard import Call, RedisGuard
@@ -45,14 +46,16 @@ SYNC_EVERY_S: Final = 10.0
 """The longest that a ledger in Redis may differ from its book after a write whose outcome is
 unknown."""
 
+NOTES_EVERY_S: Final = 0.005
+"""At most so often notes are sent: under load many go together, for the price of one."""
+
 RETRY_S: Final = 0.1
 SHUTDOWN_S: Final = 2.0
 
-_TOLD_BY: Final[dict[NoteKind, Callable[..., FunctionCall]]] = {
-    NoteKind.AWAITS: reservations.await_block,
-    NoteKind.PREFILLED: reservations.prefilled,
-    NoteKind.RELEASE: reservations.release,
-}
+
+@lru_cache(maxsize=16)  # to find a series again costs more than to count
+def _answered(status: bytes) -> Counter:
+    return telemetry.RESERVATIONS.labels(status=status.decode())
 
 
 class Ledger:
@@ -70,6 +73,7 @@ class Ledger:
         self._link = link
         self._deadline_s = deadline_s
         self._guard = guard or RedisGuard(deadline_s=deadline_s)
+        self._sends, self._pauses = Waits(deadline_s), Waits(ROUTER_LEASE_RENEW_S)
         self._failing = False
         self._books: dict[FleetId, Book] = {}
         self._notes = NoteQueue()
@@ -102,15 +106,19 @@ class Ledger:
         if book.fleet.epoch != snapshot.fleet.epoch:
             raise NoEligibleInstance("The fleet was founded anew meanwhile. Try again.")
         try:
-            async with self._guard.asking(Call.WRITE), book.reserving():
-                decision = await self._reserve(
-                    book,
-                    sequence,
-                    policy=policy,
-                    request=request,
-                    snapshot=snapshot,
-                    milestones=milestones,
-                )
+            with self._guard.asking(Call.WRITE):
+                await book.enter()
+                try:
+                    decision = await self._reserve(
+                        book,
+                        sequence,
+                        policy=policy,
+                        request=request,
+                        snapshot=snapshot,
+                        milestones=milestones,
+                    )
+                finally:
+                    book.leave()
         except REDIS_WEATHER as error:
             telemetry.RESERVATIONS.labels(status="unavailable").inc()
             self._note_failure(error)
@@ -156,25 +164,25 @@ class Ledger:
         while True:
             if not book.registered:
                 await self._register(book)
-            scores = policy(request, snapshot)
-            places = rank(scores, request, snapshot, CANDIDATES_PER_RESERVE_MAX)
             if product:  # the function breaks ties by order, so the order is the lottery's
-                places = places[np.argsort(lottery(request, snapshot)[places])]
+                places = shortlist(policy, request, snapshot, CANDIDATES_PER_RESERVE_MAX)
+            else:
+                scores = policy(request, snapshot)
+                places = rank(scores, request, snapshot, CANDIDATES_PER_RESERVE_MAX)
             checked = not product and rescores < RESCORES_MAX
+            rows = candidates(snapshot, places)
             call = reservations.reserve(
                 book.fleet.fleet_id,
                 book.router_id,
                 sequence,
-                candidates(snapshot, places),
+                rows,
                 choice=-1 if product else 0,
                 expected_batch_size=int(snapshot.batch_size[places[0]]) if checked else -1,
-                in_flight=in_flight(snapshot, places, milestones, checked=checked),
-                slowness=snapshot.slowness[places]
-                if product and snapshot.slowness is not None
-                else None,
+                in_flight=in_flight(snapshot, places, rows, milestones, checked=checked),
+                slowness=snapshot.slowness_of(places) if product else None,
             )
             status, index, states = await functions.run(self._link, call)
-            telemetry.RESERVATIONS.labels(status=status.decode()).inc()
+            _answered(status).inc()
             snapshot = with_counters(snapshot, places, states)
             match status:
                 case b"ok":
@@ -257,18 +265,17 @@ class Ledger:
                     self._failing = False
                 if asked:
                     self._guard.succeeded(Call.WRITE)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ROUTER_LEASE_RENEW_S):
-                        await self._wake.wait()
+                    await asyncio.sleep(NOTES_EVERY_S)
+                with contextlib.suppress(TimeoutError), self._pauses.one():
+                    await self._wake.wait()
         finally:
             await self._leave()
 
     async def _tend(self) -> bool:
         """Tell, renew and sync what is due; whether Redis was asked anything."""
-        asked = False
-        while self._notes:
-            await self._send_notes()
-            asked = True
+        asked = bool(self._notes)
+        while self._notes and await self._send_notes():
+            pass  # whatever has come meanwhile goes with the next ones
         now_s = time.monotonic()
         for book in list(self._books.values()):
             if not book.registered or now_s - book.renewed_s >= ROUTER_LEASE_RENEW_S:
@@ -280,25 +287,22 @@ class Ledger:
                 asked = True
         return asked
 
-    async def _send_notes(self) -> None:
+    async def _send_notes(self) -> bool:
+        """Send the oldest; whether there were more than one send takes."""
         batch = self._notes.take(NOTES_PER_SEND_MAX)
-        calls = [
-            _TOLD_BY[note.kind](
-                note.book.fleet.fleet_id, note.book.router_id, note.sequence, *note.beside
-            )
-            for note in batch
-        ]
+        calls = [note.call() for note in batch]
         try:
-            async with asyncio.timeout(self._deadline_s):
+            with self._sends.one():
                 replies = await functions.run_all(self._link, calls)
         except REDIS_WEATHER:
             self._notes.not_told(batch)
             raise
         self._notes.told()
         for note, reply in zip(batch, replies, strict=True):
-            telemetry.LEDGER_NOTES.labels(kind=note.kind).inc()
+            note.counter().inc()
             if reply == -1:
                 note.book.registered = False
+        return len(batch) == NOTES_PER_SEND_MAX
 
     async def _register(self, book: Book) -> None:
         async with book.registering:

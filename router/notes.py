@@ -1,11 +1,18 @@
 """What Redis has still to be told of reservations: in order, bounded, told until it is taken."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
+from prometheus_client import Counter
+
+from indexer.contract import reservations
+from indexer.contract.call import Call
 from indexer.contract.identifiers import BlockHash
+from router import telemetry
 from router.book import Book
 
 NOTES_MAX: Final = 16_384
@@ -18,6 +25,18 @@ class NoteKind(StrEnum):
     AWAITS = "awaits"
     PREFILLED = "prefilled"
     RELEASE = "release"
+
+
+_TOLD_BY: Final[dict[NoteKind, Callable[..., Call]]] = {
+    NoteKind.AWAITS: reservations.await_block,
+    NoteKind.PREFILLED: reservations.prefilled,
+    NoteKind.RELEASE: reservations.release,
+}
+
+
+@lru_cache(maxsize=len(NoteKind))  # to find a series again costs more than to count
+def _counter(kind: NoteKind) -> Counter:
+    return telemetry.LEDGER_NOTES.labels(kind=kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +54,15 @@ class Note:
     kind: NoteKind
     sequence: int
     beside: tuple[BlockHash, ...] = ()
+
+    def counter(self) -> Counter:
+        """Counts those of its kind that Redis has taken."""
+        return _counter(self.kind)
+
+    def call(self) -> Call:
+        """What tells it, under the registration of this moment."""
+        book = self.book
+        return _TOLD_BY[self.kind](book.fleet.fleet_id, book.router_id, self.sequence, *self.beside)
 
 
 class NoteQueue:

@@ -14,8 +14,9 @@ from typing import Final
 from indexer.contract.block_hash import TOKEN_BYTES
 from indexer.contract.identifiers import InstanceId
 from indexer.contract.milestones import Milestones
+from indexer.contract.responses import Holder
 from router import headers as names
-from router import telemetry
+from router import response_holder, telemetry
 from router.attempt import Question
 from router.awaiting import PrefillEnd
 from router.decide import decide
@@ -34,12 +35,13 @@ from router.errors import (
     TokensUnknown,
 )
 from router.exchange import Exchange
+from router.index.held_responses import HeldResponses
 from router.index.index_client import INDEX_SILENCE_MAX_S, IndexClient
 from router.index.known_fleets import ServedModel, only_model
 from router.instances.ejections import Ejections
 from router.instances.upstream import Upstream
 from router.ledger import Ledger
-from router.policies.base import Policy
+from router.policies.base import Policy, tell_decided
 from router.predictions import Predictions
 from router.request_record import RequestRecord, Stage
 from router.requests.api_call import ApiCall, Cost, OpaquePrompt
@@ -68,12 +70,13 @@ class Router:
         ledger: reservations.
         upstream: to the instances.
         predictions: compares them with what engines report.
-        policies: all that can be asked for, by name.
+        policies: all that can be asked for, by name; those that remember are this router's own.
         default_policy: for requests that ask for none.
         allow_policy_override: whether a request may ask for one.
         ejections: instances left out for a while.
         bounds: of what is done for one request.
         in_flight_credit: count what requests in prefill are about to compute.
+        responses: knows who holds which answer; None: requests that name one are routed as others.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Router:
         ejections: Ejections,
         bounds: DispatchBounds,
         in_flight_credit: bool = True,
+        responses: HeldResponses | None = None,
     ) -> None:
         assert default_policy in policies, default_policy
         self._admission = admission
@@ -105,6 +109,7 @@ class Router:
         self._default_policy = default_policy
         self._allow_policy_override = allow_policy_override
         self._in_flight_credit = in_flight_credit
+        self._responses = responses
         self._sequence = itertools.count()
         self._ejections = ejections
         self._dispatcher = Dispatcher(
@@ -114,6 +119,7 @@ class Router:
             predictions=predictions,
             ejections=ejections,
             bounds=bounds,
+            responses=responses,
         )
 
     async def route(self, exchange: Exchange, record: RequestRecord) -> None:
@@ -135,6 +141,10 @@ class Router:
                 record.lap(Stage.QUEUE)
                 record.received_s = time.monotonic()
                 question = await self._prepare(call, record)  # 2 - 5
+                if call.names_response is not None and not call.model:
+                    response_holder.refuse_foreign(
+                        exchange.visitor.caller, question.served, self._index.models().values()
+                    )
                 free = call.cost is Cost.NONE  # of tokens; it counts as a request
                 limits = await visit.charge(0 if free else question.view.prompt_tokens)
                 exchange.tell_limits(limits)
@@ -157,9 +167,14 @@ class Router:
         Raises:
             RouterError: as in `route`.
         """
-        with self._admission.enter() as ticket:
+        caller = exchange.visitor.caller
+        with (
+            self._key_limiter.visit(caller, record.output_tokens_told) as visit,
+            self._admission.enter() as ticket,
+        ):
             call = await exchange.receive(ticket)
             await ticket.wait_for_place(exchange.visitor, call.body)
+            await visit.charge(0)  # a request of no tokens
             question = await self._prepare(call, record)
         return decide(question.policy, question.view, question.snapshot)
 
@@ -170,7 +185,10 @@ class Router:
         record.prompts_count = call.prompts_count
         if call.prompts_count > 1:
             telemetry.MULTI_PROMPT.inc()
-        served = await self._served(call.model)
+        holder = None
+        if call.names_response is not None and self._responses is not None:
+            holder = await self._responses.find(call.names_response)
+        served = await self._served(call, holder)
         record.model, record.fleet = served.name, served.fleet.model_scope
 
         refuse_huge(served, call)
@@ -184,12 +202,16 @@ class Router:
         record.lap(Stage.HASH)
         sighting = await self._look(served, hashes, milestones, record)  # 4 one lookup, one read
         record.lap(Stage.LOOK)
+        if holder is not None and call.cost is Cost.NONE:
+            sighting = response_holder.though_draining(sighting, holder)
         snapshot = eligible_snapshot(  # 5 alive, awake, staying
             sighting,
             prompt.prompt_tokens,
             approximate=not prompt.packed and call.cost is not Cost.NONE,
         )
         snapshot = self._ejections.spared(snapshot)
+        if holder is not None:
+            snapshot = self._at_holder(snapshot, holder, record)
         view = RequestView(
             request_id=call.request_id,
             sequence=next(self._sequence),
@@ -208,8 +230,25 @@ class Router:
             prefill_end=self._prefill_end(hashes, prompt, served, call),
         )
 
-    async def _served(self, model: str) -> ServedModel:
-        served = await self._index.find(model) if model else only_model(self._index.models())
+    def _at_holder(
+        self, snapshot: FleetSnapshot, holder: Holder, record: RequestRecord
+    ) -> FleetSnapshot:
+        """The holder alone, whatever its score, or everybody where it is not among them."""
+        alone = response_holder.at_holder(snapshot, holder)
+        telemetry.RESPONSES_NAMED.labels(result="gone" if alone is None else "held").inc()
+        if alone is None:
+            return snapshot
+        record.held_by = alone.instances[0].instance_id
+        return alone
+
+    async def _served(self, call: ApiCall, holder: Holder | None) -> ServedModel:
+        model = call.model
+        if model:
+            served = await self._index.find(model)
+        elif call.names_response is not None:
+            served = response_holder.served_at(holder, self._index.models())
+        else:
+            served = only_model(self._index.models())
         if served is not None:
             return served
         if self._index.heard_age_s() > INDEX_SILENCE_MAX_S:
@@ -303,6 +342,8 @@ class Router:
         """Steps 6 and 7, noted, and with somebody to say when the prefill has ended."""
         decision, booking = await self._reserve(question, snapshot, failed, record)
         record.note(decision)
+        if question.call.cost is not Cost.NONE:
+            tell_decided(question.policy, question.view, decision)
         self._await_prefill(question, decision, booking)
         return decision, booking
 

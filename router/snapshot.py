@@ -34,6 +34,8 @@ class FleetSnapshot:
         slot: slot index of each instance.
         generation: incarnation of that slot.
         block_size_tokens: the engine's own block.
+        depth_tokens: leading prompt tokens that are resident there, or about to be: as the index
+            has them, whole canonical blocks, not floored to what the engine will reuse.
         hit_tokens: leading prompt tokens that the engine will reuse: resident there, or about to be
             computed by a request in flight; min(hit depth, prompt_tokens - 1) floored to the
             engine's own block; 0 when degraded.
@@ -44,7 +46,7 @@ class FleetSnapshot:
         running_count: requests in the engine's batch as it last reported; stale by counters_age_s.
         waiting_count: requests queued in the engine as it last reported; same staleness.
         kv_usage_ratio: 0..1, same staleness.
-        counters_age_s: seconds since the engine's report; infinite when there was none.
+        published_s: Redis time of the engine's report; 0 when there was none.
         looked_s: Redis time at which the index was asked.
         taken_s: wall clock of the router when the counters were asked for.
         degraded: the index did not answer: instances and counters are the last known, hits are 0.
@@ -60,6 +62,7 @@ class FleetSnapshot:
     slot: Column
     generation: Column
     block_size_tokens: Column
+    depth_tokens: Column
     hit_tokens: Column
     in_flight_tokens: Column
     new_prefill_tokens: Column
@@ -68,13 +71,22 @@ class FleetSnapshot:
     running_count: Column
     waiting_count: Column
     kv_usage_ratio: npt.NDArray[np.float64]
-    counters_age_s: npt.NDArray[np.float64]
+    published_s: npt.NDArray[np.float64]
     looked_s: float
     taken_s: float
     degraded: bool = False
     degraded_cause: str | None = None
     approximate: bool = False
     slowness: Column | None = None
+
+    def slowness_of(self, places: npt.NDArray[np.intp]) -> Column | None:
+        """Of these places only, in this order."""
+        return None if self.slowness is None else self.slowness[places]
+
+    @property
+    def counters_age_s(self) -> npt.NDArray[np.float64]:
+        """Seconds since each engine's report; infinite when there was none."""
+        return np.where(self.published_s > 0, self.looked_s - self.published_s, np.inf)
 
 
 Scores = npt.NDArray[np.float64]

@@ -82,24 +82,25 @@ STAGE_SECONDS: Final = FastHistogram(
 DECISIONS: Final = Counter(
     "timestable_router_decisions",
     "Decisions by what they came to: only (one candidate), no_hits (nobody holds any of the "
-    "prompt), most_hits (nobody holds more than the chosen one), less_load (somebody does).",
+    "prompt), most_hits (nobody holds more than the chosen one), less_load (somebody does), held "
+    "(it alone holds the answer that the request names).",
     ["policy", "reason"],
 )
-ROUTING_SECONDS: Final = Histogram(
+ROUTING_SECONDS: Final = FastHistogram(
     "timestable_router_routing_seconds",
     "Body received to request sent on.",
     buckets=SECONDS_SHORT,
 )
-TTFT_SECONDS: Final = Histogram(
+TTFT_SECONDS: Final = FastHistogram(
     "timestable_router_time_to_first_token_seconds",
     "Request accepted to first byte out, streams only.",
-    ["policy"],
+    label="policy",
     buckets=SECONDS_LONG,
 )
-E2E_SECONDS: Final = Histogram(
+E2E_SECONDS: Final = FastHistogram(
     "timestable_router_e2e_request_latency_seconds",
     "Request accepted to last byte out, completed requests only.",
-    ["policy"],
+    label="policy",
     buckets=SECONDS_LONG,
 )
 TOKENIZER_SECONDS: Final = Histogram(
@@ -216,6 +217,22 @@ PROBES: Final = Counter(
 )
 MULTI_PROMPT: Final = Counter(
     "timestable_router_multi_prompt_requests", "Requests with several prompts, routed by the first."
+)
+RESPONSES_LEARNED: Final = Counter(
+    "timestable_router_responses_learned",
+    "Answers that engines may hold, by what became of their ids: told (to all routers), unread (no "
+    "id at the beginning), dropped (too many waited for Redis).",
+    ["result"],
+)
+RESPONSES_NAMED: Final = Counter(
+    "timestable_router_responses_named",
+    "Requests that name such an answer: held (sent to the instance that holds it), gone (that one "
+    "can take none), unknown (nobody knows who holds it), unavailable (Redis does not say).",
+    ["result"],
+)
+RESPONSES_MISSING: Final = Counter(
+    "timestable_router_responses_missing",
+    "Those of them to which an engine said that it holds no such answer.",
 )
 INDEX_ERRORS: Final = Counter(
     "timestable_router_index_errors", "Calls to Redis that failed or came too late.", ["call"]

@@ -77,6 +77,7 @@ def make_snapshot(
         slot=np.arange(count, dtype=np.int64),
         generation=np.ones(count, np.int64),
         block_size_tokens=np.full(count, 16, np.int64),
+        depth_tokens=column(hit_tokens),
         hit_tokens=column(hit_tokens),
         in_flight_tokens=column(None),
         new_prefill_tokens=prompt_tokens - column(hit_tokens),
@@ -85,8 +86,8 @@ def make_snapshot(
         running_count=column(running_count),
         waiting_count=column(waiting_count),
         kv_usage_ratio=np.zeros(count),
-        counters_age_s=np.zeros(count),
-        looked_s=0.0,
+        published_s=np.ones(count),
+        looked_s=1.0,
         taken_s=0.0,
     )
 

@@ -58,7 +58,7 @@ def router_metrics() -> list[MetricWrapperBase]:
     """Of a router process."""
     found = [one for one in vars(telemetry).values() if isinstance(one, MetricWrapperBase)]
     fast = [
-        Histogram(one.name, one.text, [one.label], registry=None)
+        Histogram(one.name, one.text, one.labels, registry=None)
         for one in vars(telemetry).values()
         if isinstance(one, FastHistogram)
     ]

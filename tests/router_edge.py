@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from indexer.contract import fleet_functions, functions, index_functions, keys
 from indexer.contract.records import FleetRecord
-from router.__main__ import Process, composed
+from router.composition import Process, composed
 from router.config import RouterConfig
 
 USAGE = {"prompt_tokens": 64, "prompt_tokens_details": {"cached_tokens": 48}}

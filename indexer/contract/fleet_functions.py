@@ -1,8 +1,7 @@
 """Membership, counters and notices of a fleet: one builder per function, run by `functions.py`."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 from redis.exceptions import RedisError, ResponseError
@@ -28,26 +27,37 @@ from indexer.contract.records import (
     SlotFlag,
 )
 
+_UNDECODED: Final = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
 
 class Unreadable(RedisError):  # noqa: N818
     """What Redis holds is not what the contract says; others than a fleet's owners wrote it."""
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Reads and decodes what Redis holds of one fleet.
+class Reading:
+    """See `reading`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _UNDECODED):
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+        if isinstance(error, ResponseError):
+            said = str(error)
+            if "WRONGTYPE" in said or "script:" in said:
+                raise Unreadable(said) from error
+
+
+def reading() -> Reading:
+    """Reads and decodes what Redis holds of one fleet, `with` it.
 
     Raises:
         Unreadable: it cannot be decoded, or is of another type.
     """
-    try:
-        yield
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}") from error
-    except ResponseError as error:
-        if "WRONGTYPE" in str(error) or "script:" in str(error):
-            raise Unreadable(str(error)) from error
-        raise
+    return Reading()
 
 
 def fleet_id(member: bytes) -> FleetId:

@@ -2,8 +2,9 @@
 
 A builder returns a `Call`; `run` sends it, loads the libraries when the server does not know them
 (first start, failover, flush) and retries once. The builders, one per function, are in
-`index_functions.py`, `fleet_functions.py`, `reservations.py` and `upkeep.py`. Meaning, cost and
-return value of each function are in the header above its Lua source.
+`index_functions.py`, `fleet_functions.py`, `reservations.py`, `upkeep.py`, `quota.py` and
+`responses.py`. Meaning, cost and return value of each function are in the header above its Lua
+source.
 """
 
 from collections.abc import Iterable, Sequence

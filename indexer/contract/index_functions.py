@@ -46,11 +46,11 @@ def depths(reply: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
         out: shape (SLOTS_PER_PARTITION_MAX,), zeroed by the caller.
     """
     for depth, holders in zip(reply[::2], reply[1::2], strict=True):
-        listed = np.frombuffer(holders, np.uint8)
         if len(holders) == SLOTS_PER_PARTITION_MAX // 8:
-            out[np.flatnonzero(np.unpackbits(listed, bitorder="little"))] = depth
+            listed = np.unpackbits(np.frombuffer(holders, np.uint8), bitorder="little")
+            out[listed.nonzero()[0]] = depth
         else:
-            out[listed] = depth
+            out[list(holders)] = depth
 
 
 def _write(

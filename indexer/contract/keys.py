@@ -2,8 +2,9 @@
 
 Every key carries the schema version and one hash tag. `{F}` is the fleet's tag (record, counters,
 leases, ledgers), `{F:p.s}` is the tag of index partition p, s chosen for its slot, `{q:K}` is that
-of an API key. A function receives an anchor key of its tag and derives the rest from it, so a call
-never leaves its slot on Redis Cluster.
+of an API key, `{r:D}` that of responses whose ids' digests begin with D. A function receives an
+anchor key of its tag and derives the rest from it, so a call never leaves its slot on Redis
+Cluster.
 """
 
 from binascii import crc_hqx
@@ -85,6 +86,11 @@ def sweeper(fleet: FleetId) -> str:
 def quota(caller: str) -> str:
     """HASH: what the API key of this name has used up, under a tag of its own; expires."""
     return f"{PREFIX}{{q:{xxhash.xxh3_64_hexdigest(caller.encode(), seed=SCHEMA_VERSION)}}}:quota"
+
+
+def responses(digest: bytes) -> str:
+    """HASH: digest of a response's id -> who holds it, and until when; 4,096 of them; expires."""
+    return f"{PREFIX}{{r:{digest[:2].hex()[:3]}}}:responses"
 
 
 @lru_cache(maxsize=16 * PARTITIONS_MAX)

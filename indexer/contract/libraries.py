@@ -15,6 +15,7 @@ PARTS: Final = {
     "fleet_v1.lua": ("fleet_v1.lua", "reservations_v1.lua", "heartbeat_v1.lua"),
     "upkeep_v1.lua": ("upkeep_v1.lua",),
     "quota_v1.lua": ("quota_v1.lua",),
+    "responses_v1.lua": ("responses_v1.lua",),
 }
 """The files of each library's text, in order."""
 

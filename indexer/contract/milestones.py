@@ -5,8 +5,10 @@ prefixes: four depths an octave, the same for every prompt, and the end. Two pro
 prefix thus meet at no less than four fifths of it, and equal ones at their end.
 """
 
-import struct
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from typing import Final, Self
 
 from indexer.contract.limits import (
@@ -17,8 +19,7 @@ from indexer.contract.limits import (
 )
 
 PER_OCTAVE: Final = 4
-_ENTRY: Final = struct.Struct(f"<I{BLOCK_HASH_BYTES}s")
-"""depth in tokens, hash of the block that ends there"""
+_DEPTH_BYTES: Final = 4
 
 
 def _common() -> tuple[int, ...]:
@@ -32,6 +33,10 @@ def _common() -> tuple[int, ...]:
 
 
 _COMMON: Final = _common()
+_PLACES: Final = tuple(
+    slice((depth - 1) * BLOCK_HASH_BYTES, depth * BLOCK_HASH_BYTES) for depth in _COMMON
+)
+"""Where in a chain the blocks are that end there."""
 
 assert SIBLING_BLOCKS_MIN % PER_OCTAVE == 0, "depths are whole blocks"
 assert len(_COMMON) + 1 <= MILESTONES_MAX, "a chain has more milestones than a call takes"
@@ -66,16 +71,24 @@ class Milestones:
         blocks = len(hashes) // BLOCK_HASH_BYTES
         if blocks < SIBLING_BLOCKS_MIN:
             return None
-        depths = [depth for depth in _COMMON if depth < blocks]
-        depths.append(blocks)
+        end = blocks * BLOCK_HASH_BYTES
+        common = zip(
+            _packed_depths(block_size_tokens),
+            map(hashes.__getitem__, _PLACES[: bisect_left(_COMMON, blocks)]),
+            strict=False,
+        )
+        last = _packed_depth(blocks * block_size_tokens), hashes[end - BLOCK_HASH_BYTES : end]
         return cls(
             prompt_tokens=prompt_tokens,
             new_tokens_min=SIBLING_BLOCKS_MIN * block_size_tokens,
-            packed=b"".join(
-                _ENTRY.pack(
-                    depth * block_size_tokens,
-                    hashes[(depth - 1) * BLOCK_HASH_BYTES : depth * BLOCK_HASH_BYTES],
-                )
-                for depth in depths
-            ),
+            packed=b"".join(chain(chain.from_iterable(common), last)),
         )
+
+
+def _packed_depth(tokens: int) -> bytes:
+    return tokens.to_bytes(_DEPTH_BYTES, "little")
+
+
+@lru_cache(maxsize=64)
+def _packed_depths(block_size_tokens: int) -> tuple[bytes, ...]:
+    return tuple(_packed_depth(depth * block_size_tokens) for depth in _COMMON)

@@ -23,8 +23,8 @@ from loadgen.simulation.shared_books import Key, SharedBooks
 from loadgen.simulation.workload import Session
 from router.decide import decide
 from router.eligibility import Sighting, eligible_snapshot
-from router.policies.base import Policy
-from router.snapshot import FleetSnapshot, RequestView
+from router.policies.base import Policy, for_router, tell_decided, tell_ended
+from router.snapshot import Decision, FleetSnapshot, RequestView
 from workers.simulated.request import TOKEN_BYTES, Request, extend_hashes, root_hash
 from workers.simulated.step import Step
 
@@ -71,8 +71,9 @@ class VirtualFleet:
     """One run; `play` it once."""
 
     def __init__(self, spec: FleetSpec, policy: Policy, seed: int) -> None:
-        self.spec, self.policy, self.now_s = spec, policy, 0.0
+        self.spec, self.now_s = spec, 0.0
         count = spec.instances_count
+        self._policies = [for_router(policy) for _ in range(spec.routers_count)]
         self.engines = [
             make_engine(
                 spec.profile,
@@ -90,13 +91,14 @@ class VirtualFleet:
             *spec.delays.router_factors, spec.routers_count
         )
         self._slowness = drawn.tolist() if spec.routers_count > 1 else [1.0]
-        self._sequence = itertools.count(1)
+        self._sequences = [itertools.count(1) for _ in range(spec.routers_count)]
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._stepping = [False] * count
         self._live: dict[str, tuple[RequestRecord, Key, Callable[[], None]]] = {}
+        self._told: dict[Key, tuple[RequestView, Decision]] = {}
         self._run = FleetRun(instances_count=count)
-        self._fleet, self._roster = make_membership(count)
+        self._fleet, self._roster = make_membership(count, self.engines[0].config)
         for slot in range(count):
             if slot == count - 1 and spec.join_s is not None:
                 self._at(spec.join_s, partial(self._join, slot))
@@ -131,6 +133,7 @@ class VirtualFleet:
             slot,
             running_count=engine.running_count,
             waiting_count=engine.waiting_count,
+            kv_usage_ratio=engine.kv_usage_ratio,
             now_s=self.now_s,
         )
         self.own.report(slot)
@@ -204,12 +207,21 @@ class VirtualFleet:
         self.records.append(record)
         hashes: list[int] = []
         extend_hashes(hashes, root_hash(None, None), prompt, BLOCK_SIZE_TOKENS * TOKEN_BYTES)
-        key = (router, next(self._sequence))
+        key = (router, next(self._sequences[router]))
         self._live[request.request_id] = (record, key, follow_up)
         delay_s = self.spec.delays.look_s * self._slowness[router]
-        self._at(self.now_s + delay_s, lambda: self._look(request, record, key, hashes))
+        asked_as = RequestView(
+            request_id=request.request_id,
+            sequence=key[1],
+            prompt_tokens=request.prompt_tokens,
+            session_id=session.session_id,
+            turn=turn,
+        )
+        self._at(self.now_s + delay_s, lambda: self._look(request, record, asked_as, hashes))
 
-    def _look(self, request: Request, record: RequestRecord, key: Key, hashes: list[int]) -> None:
+    def _look(
+        self, request: Request, record: RequestRecord, view: RequestView, hashes: list[int]
+    ) -> None:
         milestones = None
         if self.spec.shares_reservations:
             milestones = Milestones.of(
@@ -227,11 +239,8 @@ class VirtualFleet:
             taken_s=self.now_s,
         )
         snapshot = eligible_snapshot(sighting, request.prompt_tokens)
-        view = RequestView(
-            request_id=request.request_id, sequence=key[1], prompt_tokens=request.prompt_tokens
-        )
         self._at(
-            self.now_s + self.spec.delays.reserve_s * self._slowness[key[0]],
+            self.now_s + self.spec.delays.reserve_s * self._slowness[record.router],
             lambda: self._reserve(request, record, view, snapshot, milestones),
         )
 
@@ -244,10 +253,11 @@ class VirtualFleet:
         milestones: Milestones | None,
     ) -> None:
         key = (record.router, view.sequence)
+        policy = self._policies[record.router]
         if self.spec.shares_reservations:
             decision = reserve_shared(
                 self.books,
-                self.policy,
+                policy,
                 key,
                 view,
                 snapshot,
@@ -255,9 +265,11 @@ class VirtualFleet:
                 now_s=self.now_s,
             )
         else:
-            decision = decide(self.policy, view, self.own.counted(key[0], snapshot))
+            decision = decide(policy, view, self.own.counted(key[0], snapshot))
             tokens = decision.new_prefill_tokens
             self.own.book(key[0], decision.slot, requests=1, tokens=tokens)
+        tell_decided(policy, view, decision)
+        self._told[key] = (view, decision)
         record.slot = decision.slot
         record.reserved_tokens = decision.new_prefill_tokens
         self.engines[decision.slot].add(request)
@@ -278,6 +290,9 @@ class VirtualFleet:
             self.own.book(key[0], record.slot, requests=0, tokens=-record.reserved_tokens)
 
     def _release(self, key: Key, record: RequestRecord) -> None:
+        view, decision = self._told.pop(key)
+        decode_s = record.ended_s - record.first_token_s
+        tell_ended(self._policies[record.router], view, decision, decode_s)
         if self.spec.shares_reservations:
             self.books.release(key)
         else:

@@ -27,7 +27,7 @@ def make_engine(name: str, *, max_num_seqs: int, max_num_batched_tokens: int) ->
     )
 
 
-def make_membership(count: int) -> tuple[FleetRecord, Roster]:
+def make_membership(count: int, engine: EngineConfig) -> tuple[FleetRecord, Roster]:
     """A fleet of equal instances as routers know it."""
     fleet = FleetRecord(
         fleet_id=keys.fleet_id("m"),
@@ -44,6 +44,7 @@ def make_membership(count: int) -> tuple[FleetRecord, Roster]:
             models=["m"],
             model_root="m",
             block_size_tokens=BLOCK_SIZE_TOKENS,
+            capacity_blocks=engine.capacity_blocks,
         )
         for slot in range(count)
     }

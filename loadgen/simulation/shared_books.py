@@ -5,6 +5,7 @@ to counters, over the same arguments and answers, with the time passed in.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,11 @@ from indexer.contract.reservations import CANDIDATE_STATE, SIBLING, InFlight
 SIBLINGS_PER_PREFIX_MAX = 64  # these two as in the function
 SIBLINGS_MANY = 8
 _MILESTONE = 4 + BLOCK_HASH_BYTES
+
+OK: Final = b"ok"
+MOVED: Final = b"moved"
+GONE: Final = b"gone"
+"""Statuses of a reservation."""
 
 Key = tuple[int, int]
 """Router and request sequence."""
@@ -52,11 +58,20 @@ class SharedBooks:
         self.slots["flags"][slot] = int(SlotFlag.USED)
         self.slots["lease_until_s"][slot] = np.inf
 
-    def report(self, slot: int, *, running_count: int, waiting_count: int, now_s: float) -> None:
+    def report(
+        self,
+        slot: int,
+        *,
+        running_count: int,
+        waiting_count: int,
+        kv_usage_ratio: float,
+        now_s: float,
+    ) -> None:
         """An engine's counters arrive; what routers have not reserved is foreign."""
         record = self.slots[slot]
         busy = running_count + waiting_count
         record["running_count"], record["waiting_count"] = running_count, waiting_count
+        record["kv_usage_millionths"] = round(kv_usage_ratio * 1_000_000)
         record["foreign_requests"] = max(0, busy - int(record["reserved_requests_peak"]))
         record["reserved_requests_peak"] = record["reserved_requests"]
         record["published_s"] = now_s
@@ -77,24 +92,29 @@ class SharedBooks:
         in_flight: InFlight | None,
         *,
         now_s: float,
-    ) -> tuple[int | None, bytes]:
-        """Book the request on the candidate of the least product, by the counters of this moment.
+        choice: int = -1,
+        expected_batch_size: int = -1,
+    ) -> tuple[bytes, int, bytes]:
+        """Book the request on one candidate, by the counters of this moment.
 
         Args:
             key: of the request.
             candidates: dtype CANDIDATE, equals in order of preference.
             in_flight: for counting siblings; None: they are not.
             now_s: this moment.
+            choice: the only acceptable candidate; -1 takes the least product.
+            expected_batch_size: the choice's batch size when it was made; -1 for any.
 
         Returns:
-            Its place among the candidates, None when none is open; and the states of all, packed
-            as CANDIDATE_STATE.
+            OK, MOVED (nothing is booked: score again) or GONE; the place among the candidates, -1
+            when it is not open; and the states of all, packed as CANDIDATE_STATE.
         """
         assert key not in self.entries, key
         found = self._found(in_flight.milestones.packed, now_s) if in_flight else {}
         states = np.zeros(len(candidates), CANDIDATE_STATE)
         best: tuple[int, int, int] | None = None
-        place = None
+        place, moved = -1, False
+        expected = None if in_flight is None else in_flight.expected_tokens
         for i, (slot, generation, new) in enumerate(candidates.tolist()):
             record = self.slots[slot]
             queued = int(record["reserved_prefill_tokens"])
@@ -103,15 +123,18 @@ class SharedBooks:
             after = new
             if is_open and in_flight is not None and slot in found:
                 after = _new_after(found[slot], new, in_flight, i)
+            moved = moved or (is_open and expected is not None and int(expected[i]) != after)
             states[i] = (queued, batch, after)
             weight = ((queued + after) * (batch + 1), after, batch)
-            if is_open and (best is None or weight < best):
+            if is_open and choice in {-1, i} and (best is None or weight < best):
                 best, place = weight, i
-        if best is None or place is None:
-            return None, states.tobytes()
+        if best is None:
+            return GONE, -1, states.tobytes()
+        if expected_batch_size >= 0 and (moved or best[2] != expected_batch_size):
+            return MOVED, place, states.tobytes()
         slot, generation, _ = candidates[place].tolist()
         self._book(key, slot, generation, best[1], in_flight=in_flight, now_s=now_s)
-        return place, states.tobytes()
+        return OK, place, states.tobytes()
 
     def prefilled(self, key: Key) -> None:
         """The request's prefill has ended."""

@@ -6,8 +6,7 @@ dear to be held while a body trickles in. What is read counts against the bytes.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from router import telemetry
 from router.door.visitor import Visitor
@@ -21,17 +20,27 @@ Turn = asyncio.Future[None]
 class Ticket:
     """A request's place among those in flight or before them, and the bytes held for it.
 
+    Use as a context manager, see `Admission.enter`.
+
     Attributes:
         held_bytes: counted for it.
         placed: it has a place; else it is one of those who will wait for one.
     """
 
-    __slots__ = ("_admission", "held_bytes", "placed")
+    __slots__ = ("_admission", "_priority", "held_bytes", "placed")
 
-    def __init__(self, admission: "Admission", *, placed: bool) -> None:
+    def __init__(self, admission: "Admission", priority: int | None) -> None:
         self._admission = admission
+        self._priority = priority
         self.held_bytes = 0
-        self.placed = placed
+        self.placed = False
+
+    def __enter__(self) -> Self:
+        self.placed = self._admission.admit(self._priority)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave(self)
 
     def hold(self, count_bytes: int) -> None:
         """Count bytes that have arrived for the request.
@@ -83,12 +92,14 @@ class Admission:
         self._bytes = 0
         self._requests = 0
         self._queued = 0  # being read, or in the line
-        self._queued_shown = 0
         self._line: WaitingLine[Turn] = WaitingLine()
         self._closed = False
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
+        telemetry.IN_FLIGHT_REQUESTS.set_function(lambda: self._requests)
+        telemetry.IN_FLIGHT_BYTES.set_function(lambda: self._bytes)
+        telemetry.QUEUED_REQUESTS.set_function(lambda: self._queued)
 
     @property
     def requests(self) -> int:
@@ -100,18 +111,21 @@ class Admission:
         """Requests that wait for a place."""
         return self._queued
 
-    @contextmanager
-    def enter(self, priority: int | None = None) -> Iterator[Ticket]:
-        """Let one request in until the context ends, to a place or to wait for one.
+    def enter(self, priority: int | None = None) -> Ticket:
+        """Let one request in for the time of a `with`, to a place or to wait for one.
 
         Args:
             priority: as far as it is known before the body; with one, it may take the stead of a
                 less important one in a full queue.
 
         Raises:
-            Draining: the door is closed.
-            Overloaded: as many requests as allowed are in flight, and as many wait.
+            Draining: as the `with` begins: the door is closed.
+            Overloaded: likewise: as many requests as allowed are in flight, and as many wait.
         """
+        return Ticket(self, priority)
+
+    def admit(self, priority: int | None) -> bool:
+        """For `Ticket` alone, see `enter`; whether there is a place at once."""
         if self._closed:
             raise _draining()
         placed = self._has_room()
@@ -121,22 +135,18 @@ class Admission:
             self._make_stead(priority)
             self._queued += 1
         self._empty.clear()
-        self._show()
-        ticket = Ticket(self, placed=placed)
-        try:
-            yield ticket
-        finally:
-            if ticket.held_bytes:
-                self._bytes -= ticket.held_bytes
-                telemetry.IN_FLIGHT_BYTES.set(self._bytes)
-            if ticket.placed:
-                self._requests -= 1
-                self._hand_over()
-            else:
-                self._queued -= 1
-            self._show()
-            if self._requests == 0 and self._queued == 0:
-                self._empty.set()
+        return placed
+
+    def leave(self, ticket: Ticket) -> None:
+        """For `Ticket` alone: its request has ended."""
+        self._bytes -= ticket.held_bytes
+        if ticket.placed:
+            self._requests -= 1
+            self._hand_over()
+        else:
+            self._queued -= 1
+        if self._requests == 0 and self._queued == 0:
+            self._empty.set()
 
     async def wait_for_place(self, ticket: Ticket, priority: int) -> None:
         """See `Ticket.wait_for_place`."""
@@ -179,7 +189,6 @@ class Admission:
                 f"in_flight_bytes_max allows {self._bytes_max}. Repeat the request later."
             )
         self._bytes += count_bytes
-        telemetry.IN_FLIGHT_BYTES.set(self._bytes)
 
     def announce_drain(self) -> None:
         """Say that this router will stop: not ready from now on, still admitting."""
@@ -214,7 +223,6 @@ class Admission:
         """Of a request that waited; its place is counted already."""
         ticket.placed = True
         self._queued -= 1
-        self._show()
 
     def _hand_over(self) -> None:
         """Give a place that has become free to whose turn it is; it counts from now on."""
@@ -241,12 +249,6 @@ class Admission:
             f"in_flight_requests_max allows, and {self._queued} wait (queue_requests_max). "
             "Repeat the request later."
         )
-
-    def _show(self) -> None:
-        telemetry.IN_FLIGHT_REQUESTS.set(self._requests)
-        if self._queued != self._queued_shown:
-            telemetry.QUEUED_REQUESTS.set(self._queued)
-            self._queued_shown = self._queued
 
 
 def _handed_over(turn: Turn) -> bool:

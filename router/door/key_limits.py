@@ -177,7 +177,7 @@ class KeyLimiter:
             tokens_count=tokens_count,
         )
         try:
-            async with self._guard.asking(Call.WRITE):
+            with self._guard.asking(Call.WRITE):
                 reply = quota.take_reply(await functions.run(self._link, call))
         except (IndexUnavailable, *REDIS_WEATHER):
             telemetry.KEY_LIMITS_ALONE.inc()

@@ -25,7 +25,7 @@ from router.index.known_fleets import ServedModel
 from router.instances.ejections import Ejections
 from router.predictions import Predictions
 from router.request_record import RequestRecord
-from router.requests.endpoints import ENDPOINTS, OTHER, ROUTE, Endpoint
+from router.requests.endpoints import ENDPOINTS, OTHER, ROUTE, Endpoint, endpoint_of
 from router.requests.rewriting import Rewriting
 from router.route import Router
 from router.tokens.tokenize import ModelTokenizers
@@ -75,9 +75,10 @@ class HttpApi:
                 web.get("/version", self.version),
                 web.post(ROUTE.path, self.explain),
                 *self._operator_routes(),
-                *self._engine_routes(),
+                web.route("*", OTHER.path + "{tail:.+}", self.routed),
             ],
             self.gate.middleware(for_clients=True),
+            direct=dict.fromkeys(ENDPOINTS, self.routed),  # which refuses wrong methods itself
         )
 
     def admin_app(self) -> web.Application:
@@ -96,14 +97,9 @@ class HttpApi:
             *dashboard.page_routes(),
         ]
 
-    def _engine_routes(self) -> list[web.RouteDef]:
-        """What is asked of engines; a wrong method for a path of the table goes to none."""
-        known = [web.route("*", path, self.routed) for path in ENDPOINTS]
-        return [*known, web.route("*", OTHER.path + "{tail:.+}", self.routed)]
-
     async def routed(self, request: web.Request) -> web.StreamResponse:
         """Route a request to an instance."""
-        endpoint = ENDPOINTS.get(request.path, OTHER)
+        endpoint = endpoint_of(request.method, request.path)
         if request.method not in endpoint.methods:
             raise web.HTTPMethodNotAllowed(request.method, endpoint.methods)
         record = self._begun(request, endpoint)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from indexer.contract.waits import Waits
 from router import headers as names
 from router.door.admission import Ticket
 from router.door.engine_headers import EngineHeaders
@@ -37,13 +38,13 @@ class BodyLimits:
 
     Attributes:
         bytes_max: of a request's.
-        timeout_s: for a request's to arrive.
-        unread_timeout_s: for the client to take the end of an answer's.
+        arrival: time for a request's to arrive.
+        unread: time for the client to take the end of an answer's.
     """
 
     bytes_max: int
-    timeout_s: float
-    unread_timeout_s: float
+    arrival: Waits
+    unread: Waits
 
 
 class HttpExchange:
@@ -114,7 +115,8 @@ class HttpExchange:
         )
         rewritten = self._rewriting.apply(call)
         caller = self.visitor.caller
-        if caller is not None and not caller.may_use(rewritten.model):
+        placed = not rewritten.model and rewritten.names_response is not None  # by who holds it
+        if caller is not None and not placed and not caller.may_use(rewritten.model):
             caller.refuse_model(call.model)  # a key may be for the alias alone
         return rewritten
 
@@ -167,12 +169,12 @@ class HttpExchange:
         """End the answer."""
         assert self.response is not None
         rest = self._filter.rest() if self._filter is not None else b""
-        unread_s = self._limits.unread_timeout_s
+        unread = self._limits.unread
         try:
-            async with asyncio.timeout(unread_s):
+            with unread.one():
                 await self.response.write_eof(rest)
         except TimeoutError as error:
-            raise ClientGone(f"the client read nothing for {unread_s:g} s") from error
+            raise ClientGone(f"the client read nothing for {unread.length_s:g} s") from error
         except ConnectionResetError as error:
             raise ClientGone("the client closed its connection") from error
 
@@ -185,7 +187,7 @@ class HttpExchange:
             self.response.force_close()
             event = error_event(self._request.path, STATUS[error.reason], str(error), error.reason)
             try:
-                async with asyncio.timeout(self._limits.unread_timeout_s):
+                with self._limits.unread.one():
                     # The empty line in front ends an event that may have been cut in the middle.
                     await self.write(b"\n\n" + event)
                     await self.finish()
@@ -250,16 +252,17 @@ async def _read_body(request: web.Request, ticket: Ticket, limits: BodyLimits) -
     bytes_max = limits.bytes_max
     if (request.content_length or 0) > bytes_max:
         raise BodyTooLarge(bytes_max)
+    content = request.content
     chunks: list[bytes] = []
     try:
-        async with asyncio.timeout(limits.timeout_s):
-            while chunk := await request.content.readany():
+        with limits.arrival.one():
+            while chunk := await content.readany():
                 ticket.hold(len(chunk))
                 chunks.append(chunk)
                 if ticket.held_bytes > bytes_max:
                     raise BodyTooLarge(bytes_max)
     except TimeoutError:
-        raise BodyTooSlow(limits.timeout_s) from None
+        raise BodyTooSlow(limits.arrival.length_s) from None
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise RequestInvalid(f"The request body cannot be read: {error}.") from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)

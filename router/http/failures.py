@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -48,9 +50,28 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """Every request has one before its handler sees it."""
 
+DIRECT: Final = web.AppKey("direct", dict[str, Handler])
+"""Of an application: what to call for a path, as it stands in the request line, at once.
 
-def make_app(routes: list[web.RouteDef], gate: Middleware | None = None) -> web.Application:
-    """An application with these routes behind a gate, whose every failure is an answer."""
+These are its own handlers, behind its boundary and gate, without aiohttp's search for the route:
+most of what a router is asked goes to a few paths, by any method.
+"""
+
+
+def make_app(
+    routes: list[web.RouteDef],
+    gate: Middleware | None = None,
+    *,
+    direct: Mapping[str, Handler] = MappingProxyType({}),
+) -> web.Application:
+    """An application with these routes behind a gate, whose every failure is an answer.
+
+    Args:
+        routes: methods, paths and handlers.
+        gate: in front of all handlers.
+        direct: path -> handler, for all methods; see `DIRECT`.
+    """
+    routes = [*routes, *(web.route("*", path, handler) for path, handler in direct.items())]
     paths = ", ".join(f"{route.method} {route.path}" for route in routes)
 
     @web.middleware
@@ -82,6 +103,11 @@ def make_app(routes: list[web.RouteDef], gate: Middleware | None = None) -> web.
 
     app = web.Application(middlewares=[boundary, *([gate] if gate else [])])
     app.add_routes(routes)
+    guarded: dict[str, Handler] = {
+        path: partial(boundary, handler=partial(gate, handler=handler) if gate else handler)
+        for path, handler in direct.items()
+    }
+    app[DIRECT] = guarded
     return app
 
 

@@ -135,4 +135,6 @@ def _password(encoded: str) -> str:
 
 
 def _is_below(path: str, roots: tuple[str, ...]) -> bool:
+    if not path.startswith(roots):  # hardly any request's does
+        return False
     return any(path == root or path.startswith(root + "/") for root in roots)

@@ -1,11 +1,11 @@
 """The ports on which this router listens."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from router.config import RouterConfig
 from router.door.certificates import ServerCertificates
@@ -15,6 +15,7 @@ from router.http.client_connection import (
     ClientConnection,
     Connections,
 )
+from router.http.failures import DIRECT
 
 log = structlog.get_logger()
 
@@ -147,6 +148,7 @@ class Listeners:
     ) -> None:
         config = self._config
         await runner.setup()
+        _shorten(runner)
         connections = Connections(
             port="public" if key == "port" else "admin",
             count_max=config.connections_max,
@@ -193,6 +195,22 @@ class Listeners:
         """End all connections."""
         await self._public.cleanup()
         await self._admin.cleanup()
+
+
+def _shorten(runner: web.AppRunner) -> None:
+    """Call what an application has for a path at once, see `failures.DIRECT`."""
+    server = runner.server
+    assert server is not None, "the runner has been set up"
+    direct, through_routes = runner.app[DIRECT], server.request_handler
+
+    def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        handler = direct.get(request.raw_path)
+        if handler is None or hdrs.EXPECT in request.headers:
+            return through_routes(request)
+        assert isinstance(request, web.Request), "an application makes no others"
+        return handler(request)
+
+    server.request_handler = handle
 
 
 def _runner(app: web.Application) -> web.AppRunner:

@@ -234,7 +234,7 @@ class IndexClient:
         depth_blocks = _no_depth(served.fleet)
         taken_s = time.time()
         try:
-            async with self._guard.asking(Call.READ):
+            with self._guard.asking(Call.READ):
                 counters, siblings = await self._ask(served.fleet, hashes, milestones, depth_blocks)
                 current = await self._current(served, counters) if counters is not None else None
         except Unreadable as error:

@@ -7,8 +7,9 @@ decided from what is known here. `IndexClient.run` probes meanwhile.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
+from types import TracebackType
 from typing import Final
 
 import structlog
@@ -16,6 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from indexer.contract.functions import REDIS_WEATHER
+from indexer.contract.waits import Wait, Waits
 from router import telemetry
 from router.errors import IndexUnavailable, RouterError
 from router.index.breaker import PROBE_EVERY_S, Breaker
@@ -48,6 +50,7 @@ class RedisGuard:
     def __init__(self, *, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self._breaker = Breaker(silence_s=SILENCE_DEADLINES * deadline_s)
+        self._waits = Waits(deadline_s)
         self._probing = False
         self._refused = 0  # decisions that were not made to wait
         self._faults: dict[Call, str] = {}  # what the last call of each kind ran into
@@ -68,29 +71,18 @@ class RedisGuard:
             return f"the last {call} of Redis failed: {fault}"
         return None
 
-    @contextlib.asynccontextmanager
-    async def asking(self, call: Call) -> AsyncIterator[None]:
-        """One call of a request, within the deadline.
+    def asking(self, call: Call) -> "Asking":
+        """One call of a request, within the deadline: to be awaited `with` it.
 
         Raises:
             IndexUnavailable: the breaker is open, so the call is not made.
-            TimeoutError: Redis did not answer in time.
+            TimeoutError: on leaving; Redis did not answer in time.
         """
         if self._breaker.is_open:
             if call is Call.READ:
                 self._refused += 1
             raise IndexUnavailable("The index (Redis) does not answer. Try again.")
-        begun_s = time.monotonic()
-        try:
-            async with asyncio.timeout(self.deadline_s):
-                yield
-        except REDIS_WEATHER as error:
-            self.failed(call, begun_s, error)
-            raise
-        except RouterError:  # Redis has answered, though nothing of use
-            self.succeeded(call)
-            raise
-        self.succeeded(call)
+        return Asking(self, call, self._waits.one())
 
     def failed(self, call: Call, begun_s: float, error: BaseException) -> None:
         """A call that began then was not answered, or refused."""
@@ -157,6 +149,35 @@ class RedisGuard:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self._closed.wait()
+
+
+class Asking:
+    """One call under way; see `RedisGuard.asking`. Every request makes two of them."""
+
+    __slots__ = ("_begun_s", "_call", "_guard", "_wait")
+
+    def __init__(self, guard: RedisGuard, call: Call, wait: Wait) -> None:
+        self._guard, self._call, self._wait = guard, call, wait
+
+    def __enter__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._wait.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._wait.__exit__(kind, error, trace)
+        except TimeoutError as late:
+            self._guard.failed(self._call, self._begun_s, late)
+            raise
+        if isinstance(error, REDIS_WEATHER):
+            self._guard.failed(self._call, self._begun_s, error)
+        elif error is None or isinstance(error, RouterError):
+            self._guard.succeeded(self._call)  # it has answered, though maybe nothing of use
 
 
 def _said(error: BaseException) -> str:

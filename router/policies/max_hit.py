@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from router.policies.scales import tie_break
 from router.snapshot import FleetSnapshot, RequestView, Scores
 
 
@@ -26,7 +27,7 @@ class MaxHit:
 
     def __call__(self, request: RequestView, fleet: FleetSnapshot) -> Scores:
         """Score every instance."""
-        scores: Scores = fleet.new_prefill_tokens + fleet.batch_size / (fleet.batch_size.max() + 1)
+        scores: Scores = fleet.new_prefill_tokens + tie_break(fleet.batch_size)
         if np.isinf(self.load_ceiling_ratio):
             return scores
         mean = (fleet.batch_size.sum() + 1) / len(fleet.instances)

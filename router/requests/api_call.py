@@ -95,8 +95,9 @@ class ApiCall:
         prompt_field: the body's field that holds the prompt, for messages.
         prompts_count: 1, or more for a request with a list of prompts.
         choices_count: answers asked for each prompt; of several, each finds the others' blocks.
-        reads_prefixes: whether the engine reuses resident blocks; with log probabilities of the
-            prompt it computes every token.
+        reads_prefixes: whether the prompt's resident blocks count; with log probabilities of the
+            prompt the engine computes every token, and behind a conversation that only the engine
+            knows the prompt does not begin with what is known of it.
         tells_cached_tokens: whether the answer's usage is the engine's word about this prompt
             alone.
         hides_usage: usage was asked for on behalf of the router; the client does not see it.
@@ -104,6 +105,8 @@ class ApiCall:
         cache_salt: separates prefixes; part of the hash root.
         output_tokens_max: the client's limit, if any; 0 where nothing is generated.
         truncate_prompt_tokens: keep only so many last tokens; -1 for the model's limit.
+        names_response: id of an earlier answer that the engine which gave it holds.
+        keeps_answer: the engine may hold the answer, for requests that name it.
         session_id: a hint of the client.
         policy: the policy asked for instead of the configured one.
         explain: the answer shall carry the decision.
@@ -129,6 +132,8 @@ class ApiCall:
     cache_salt: str | None = None
     output_tokens_max: int | None = None
     truncate_prompt_tokens: int | None = None
+    names_response: str | None = None
+    keeps_answer: bool = False
     session_id: str | None = None
     policy: str | None = None
     explain: bool = False

@@ -31,6 +31,10 @@ _TEXT_KEYS: Final = {
     "thinking": "thinking",
 }
 
+_SPEAKERS: Final = frozenset({"system", "user", "assistant"})
+_SAID: Final = frozenset({"role", "content"})
+"""What most messages of these roles have, and nothing else."""
+
 
 @with_config(ConfigDict(extra="allow", strict=True))
 class Part(TypedDict):
@@ -115,8 +119,10 @@ def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict
 
 def template_message(message: Mapping[str, Any], *, orders_calls: bool = True) -> dict[str, Any]:
     """What a template sees of a message; its content still as text, parts or None."""
-    role = message["role"]
-    shown: dict[str, Any] = {"role": role, "content": _content(role, message.get("content"))}
+    role, content = message["role"], message.get("content")
+    if content is not None and role in _SPEAKERS and message.keys() == _SAID:
+        return {"role": role, "content": _content(role, content)}
+    shown: dict[str, Any] = {"role": role, "content": _content(role, content)}
     if role == "assistant":
         if calls := message.get("tool_calls"):
             shown["tool_calls"] = [_tool_call(call, orders_calls) for call in calls]

@@ -19,7 +19,7 @@ from router.requests.openai_request import parse_by_content, parse_chat, parse_c
 from router.requests.other_request import parse_other
 from router.requests.pooling_request import parse_embed, parse_pooling, parse_scoring
 from router.requests.received import Parse, Received
-from router.requests.responses_request import parse_responses
+from router.requests.responses_request import is_of_stored, parse_responses, parse_stored
 from router.requests.tokens_request import parse_generate, parse_without_prompt
 
 
@@ -49,6 +49,11 @@ OTHER: Final = Endpoint(
     methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"),
 )
 """Any other path under `/v1/`."""
+
+STORED_RESPONSES: Final = Endpoint(
+    path="/v1/responses/", parse=parse_stored, methods=OTHER.methods, cost=Cost.NONE
+)
+"""Answers that engines hold, by id: read, followed, cancelled."""
 
 ENGINE_ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """What changes an engine for everybody. Passed on, it would change whichever one was chosen, and be
@@ -84,6 +89,19 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = MappingProxyType(
     }
 )
 """By path."""
+
+
+def endpoint_of(method: str, path: str) -> Endpoint:
+    """The row of a request.
+
+    Args:
+        method: of HTTP.
+        path: decoded, without query string.
+    """
+    known = ENDPOINTS.get(path)
+    if known is None:
+        return STORED_RESPONSES if is_of_stored(method, path) else OTHER
+    return known
 
 
 def parse(

@@ -43,7 +43,7 @@ def refuse_too_long(prompt: EncodedPrompt, served: ServedModel, call: ApiCall) -
         RequestInvalid: the prompt leaves no room for an answer.
     """
     limit = served.max_model_len_tokens
-    if generates_nothing(call):
+    if generates_nothing(call) or call.truncate_prompt_tokens:  # the engine makes it fit
         return
     if limit is not None and prompt.longest_tokens + 1 > limit:
         raise RequestInvalid(

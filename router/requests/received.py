@@ -1,7 +1,7 @@
 """A request as HTTP brought it, before its body is understood."""
 
 import re
-import uuid
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +16,7 @@ _SESSION: Final = re.compile(r"[\x20-\x7e]{1,256}")
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's request id when it is printable and at most 128 characters, else a new one."""
     given = headers.get(names.REQUEST_ID, "")
-    return given if _PRINTABLE.fullmatch(given) else uuid.uuid4().hex
+    return given if _PRINTABLE.fullmatch(given) else secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,18 @@
 """OpenAI's responses: input items -> the chat messages that vLLM 0.32 makes of them.
 
 An answer, its reasoning and its tool calls are items of their own, and one message of the chat.
+An engine may keep an answer, and a later request names it: to go on from it, to read or cancel it.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
+from urllib.parse import parse_qs, unquote
 
 from pydantic import Field
 
-from router.requests.api_call import ApiCall
+from router.requests.api_call import ApiCall, Cost, OpaquePrompt
 from router.requests.body_fields import MESSAGES_MAX, Body, checked, invalid, json_object, kind
 from router.requests.chat_messages import (
     Objects,
@@ -20,7 +23,13 @@ from router.requests.chat_messages import (
 )
 from router.requests.received import Received
 
+_STORED: Final = re.compile(r"/v1/responses/([^/]+)(/[^/]+)?")
+"""A stored answer, or something of it; what is posted to the former names a deed, not an answer."""
+
 _UNFINISHED: Final = ("in_progress", "incomplete")
+
+_TRUE: Final = frozenset({"true", "1", "on", "t", "y", "yes"})
+"""What vLLM's framework takes for true."""
 
 _CUSTOM_TOOL_PARAMETERS: Final = {
     "type": "object",
@@ -42,6 +51,7 @@ class _ResponsesBody(Body):
     max_output_tokens: Annotated[int, Field(ge=0)] | None = None
     previous_response_id: str | None = None
     reasoning: _Reasoning | None = None
+    store: Any = True
     tools: Objects = Field(default_factory=list)
     truncation: str | None = "disabled"
     chat_template_kwargs: dict[str, Any] | None = None
@@ -84,9 +94,37 @@ def parse_responses(received: Received) -> ApiCall:
         # The messages, of the client's own making, would stand behind the usage.
         tells_cached_tokens=not body.enable_response_messages,
         turn=turns(messages),
+        # Of what stands before the input only the engine knows how long it is, and what it says.
+        reads_prefixes=body.previous_response_id is None,
+        names_response=body.previous_response_id,
+        keeps_answer=bool(body.store),
         cache_salt=body.cache_salt,
         output_tokens_max=body.max_output_tokens,
         truncate_prompt_tokens=None if body.truncation == "disabled" else -1,
+    )
+
+
+def is_of_stored(method: str, path: str) -> bool:
+    """Whether a request reads, cancels or deletes an answer that an engine holds.
+
+    Args:
+        method: of HTTP.
+        path: decoded, without query string.
+    """
+    found = _STORED.fullmatch(path)
+    return found is not None and (method != "POST" or found[2] is not None)
+
+
+def parse_stored(received: Received) -> ApiCall:
+    """What lies under `/v1/responses/ID`; see `received.Parse`. It names no model."""
+    path, _, query = received.path.partition("?")
+    found = _STORED.fullmatch(unquote(path))
+    return received.call(
+        cost=Cost.NONE,
+        model="",
+        stream=parse_qs(query).get("stream", [""])[-1].lower() in _TRUE,
+        prompt=OpaquePrompt(pieces=()),
+        names_response=None if found is None else found[1],
     )
 
 

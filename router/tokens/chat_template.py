@@ -53,15 +53,16 @@ def conversation(messages: list[dict[str, Any]], *, iterates_parts: bool) -> lis
 
 def _message(message: dict[str, Any], iterates_parts: bool) -> dict[str, Any]:
     content = message.get("content")
-    if content is None:
-        content = []
-    elif isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if iterates_parts and message["role"] != "tool":
-        shown: Any = [_part(part) for part in content]
+    as_parts = iterates_parts and message["role"] != "tool"
+    if isinstance(content, str):
+        shown: Any = [{"type": "text", "text": content}] if as_parts else content
+    elif as_parts:
+        shown = [_part(part) for part in content or ()]
     else:
-        texts = (_text(part) for part in content)
+        texts = (_text(part) for part in content or ())
         shown = "\n".join(text for text in texts if text is not None)
+    if shown is content and "tool_calls" not in message:
+        return message
     out = message | {"content": shown}
     if message["role"] == "assistant" and message.get("tool_calls"):
         out["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]

@@ -1,13 +1,23 @@
 """One model's tokenizer and chat template."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from router.errors import DegradedCause, TokensUnknown
 from router.requests.api_call import ChatPrompt, TextPrompt
 from router.tokens.chat_template import conversation, iterates_parts
 from router.tokens.encoder import Encoder
+from router.tokens.rendering import Rendering
 from router.tokens.system_roles import SystemRoles
+
+_OURS: Final = frozenset(
+    {
+        *("conversation", "tools", "documents", "chat_template", "tokenize"),
+        *("add_generation_prompt", "continue_final_message"),
+    }
+)
+"""What a request cannot give its template by these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,13 +25,15 @@ class LoadedTokenizer:
     """A tokenizer with its chat template. Its methods block and are safe in several threads.
 
     Attributes:
-        tokenizer: transformers' fast tokenizer, for the template.
+        tokenizer: transformers' fast tokenizer.
+        rendering: for the template.
         encoder: for the ids.
         iterates_parts: the template walks over content parts, so they stay a list.
         system_roles: what the template takes of system messages behind others.
     """
 
     tokenizer: Any
+    rendering: Rendering
     encoder: Encoder
     iterates_parts: bool
     system_roles: SystemRoles
@@ -41,6 +53,7 @@ class LoadedTokenizer:
         texts = list(template.values()) if isinstance(template, dict) else [template or ""]
         return cls(
             tokenizer=tokenizer,
+            rendering=Rendering(tokenizer),
             encoder=Encoder(backend, cache_bytes_max=cache_bytes_max),
             iterates_parts=any(iterates_parts(text) for text in texts),
             system_roles=SystemRoles.of(texts),
@@ -52,11 +65,30 @@ class LoadedTokenizer:
         Raises:
             TokensUnknown: the template refused the messages, or the tokenizer a text.
         """
-        texts = [self.render(prompt)] if isinstance(prompt, ChatPrompt) else list(prompt.texts)
+        return self.ids(prompt, self.texts(prompt))
+
+    def texts(self, prompt: ChatPrompt | TextPrompt) -> tuple[str, ...]:
+        """What is tokenized; raises TokensUnknown as `encode` does."""
+        return (self.render(prompt),) if isinstance(prompt, ChatPrompt) else prompt.texts
+
+    def ids(self, prompt: ChatPrompt | TextPrompt, texts: Sequence[str]) -> tuple[bytes, ...]:
+        """Token ids of a prompt's texts; raises TokensUnknown as `encode` does."""
+        special = prompt.add_special_tokens
         try:
-            return tuple(self.encoder.encode(texts, add_special_tokens=prompt.add_special_tokens))
+            return tuple(self.encoder.encode(texts, add_special_tokens=special))
         except Exception as error:  # a lone surrogate; a vocabulary without the text's words
             raise TokensUnknown(DegradedCause.TEXT_REFUSED, str(error)) from error
+
+    def ids_at_once(
+        self, prompt: ChatPrompt | TextPrompt, texts: Sequence[str]
+    ) -> tuple[bytes, ...] | None:
+        """As `ids`, or None where that would hold up an event loop."""
+        special = prompt.add_special_tokens
+        try:
+            packed = self.encoder.encode_at_once(texts, add_special_tokens=special)
+        except Exception as error:  # as above
+            raise TokensUnknown(DegradedCause.TEXT_REFUSED, str(error)) from error
+        return None if packed is None else tuple(packed)
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text that the model's template makes of a conversation."""
@@ -65,24 +97,21 @@ class LoadedTokenizer:
             raise TokensUnknown(
                 DegradedCause.TEMPLATE_FAILED, "the request brings its own template"
             )
-        arguments = prompt.template_kwargs | {
-            "add_generation_prompt": prompt.add_generation_prompt,
-            "continue_final_message": prompt.continue_final_message,
-        }
-        for reserved in ("conversation", "tools", "documents", "chat_template", "tokenize"):
-            arguments.pop(reserved, None)
+        names = prompt.template_kwargs
+        if not _OURS.isdisjoint(names):
+            names = {name: value for name, value in names.items() if name not in _OURS}
         messages = prompt.messages
         if prompt.merges_system:
             messages = self.system_roles.merged(messages)
         shown = conversation(messages, iterates_parts=self.iterates_parts)
         try:
-            text = self.tokenizer.apply_chat_template(
+            return self.rendering.render(
                 self.system_roles.without_developers(shown),
                 tools=prompt.tools,
                 documents=prompt.documents,
-                tokenize=False,
-                **arguments,
+                template_kwargs=names,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
             )
         except Exception as error:  # templates raise what they like
             raise TokensUnknown(DegradedCause.TEMPLATE_FAILED, str(error)) from error
-        return str(text)

@@ -30,12 +30,14 @@ class PartCache:
 
     def get(self, texts: Sequence[str]) -> list[bytes | None]:
         """Packed ids of each text, None where they are not known."""
-        held = self._held
+        held, touch = self._held.get, self._held.move_to_end
+        found = []
         with self._lock:
-            found = [held.get(text) for text in texts]
-            for text, ids in zip(texts, found, strict=True):
+            for text in texts:
+                ids = held(text)
                 if ids is not None:
-                    held.move_to_end(text)
+                    touch(text)
+                found.append(ids)
         return found
 
     def put(self, new: Mapping[str, bytes]) -> None:

@@ -1,13 +1,14 @@
-"""Prompt -> token ids, exactly as the engine will see them, off the event loop.
+"""Prompt -> token ids, exactly as the engine will see them.
 
 A chat is rendered by the model's template and gets no special tokens beyond it; a plain text gets
-them, as in vLLM. The work is done in a bounded pool of threads; tokenizing itself releases the GIL.
+them, as in vLLM. What takes no time is done at once (`at_once.py`), such as a turn of a chat that
+goes on; all else in a bounded pool of threads, with a deadline. Tokenizing releases the GIL.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from router import telemetry
 from router.errors import DegradedCause, TokensUnknown
 from router.index.known_fleets import ServedModel
 from router.requests.api_call import ApiCall, ChatPrompt, OpaquePrompt, TextPrompt, TokenPrompt
+from router.tokens import at_once
 from router.tokens.agreement import Agreement
 from router.tokens.hash_chains import HashChains
 from router.tokens.loaded import LoadedTokenizer
@@ -105,7 +107,7 @@ class ModelTokenizers:
         self._agreement = Agreement(self._ids, open_session)
 
     async def encode(self, served: ServedModel, call: ApiCall) -> EncodedPrompt:
-        """See `Tokenizer`; short token ids come back as they are, without a thread."""
+        """See `Tokenizer`; token ids come back as they are."""
         prompt = call.prompt
         assert not isinstance(prompt, OpaquePrompt), prompt
         if isinstance(prompt, TokenPrompt):
@@ -118,7 +120,16 @@ class ModelTokenizers:
                         await self._pool.run(partial(self._remember, encoded, served, call))
             return encoded
         started_s = time.monotonic()
-        encoded = await self._in_time(served, partial(self._encode, prompt, call, served))
+        loaded = self._loaded_already(served)
+        packed, texts = None, None
+        if loaded is not None and at_once.is_short(prompt, call):
+            texts = loaded.texts(prompt)
+            packed = loaded.ids_at_once(prompt, texts) if at_once.are_short(texts) else None
+        if packed is not None:
+            encoded = _encoded(packed, call, served)
+        else:
+            work = partial(self._encode, prompt, texts, call, served)
+            encoded = await self._in_time(served, work)
         telemetry.TOKENIZER_SECONDS.observe(time.monotonic() - started_s)
         return encoded
 
@@ -159,11 +170,14 @@ class ModelTokenizers:
     def _encode(
         self,
         prompt: ChatPrompt | TextPrompt,
+        texts: Sequence[str] | None,
         call: ApiCall,
         served: ServedModel,
         loaded: LoadedTokenizer,
     ) -> EncodedPrompt:
-        encoded = _encoded(loaded.encode(prompt), call, served)
+        if texts is None:
+            texts = loaded.texts(prompt)
+        encoded = _encoded(loaded.ids(prompt, texts), call, served)
         self._remember(encoded, served, call)
         return encoded
 
@@ -204,8 +218,11 @@ class ModelTokenizers:
             await asyncio.sleep(WARM_UP_S)
 
     def _is_loaded(self, served: ServedModel) -> bool:
+        return self._loaded_already(served) is not None
+
+    def _loaded_already(self, served: ServedModel) -> LoadedTokenizer | None:
         load = self._loads.get(self._root(served))
-        return load is not None and load.tokenizer is not None and load.done.is_set()
+        return load.tokenizer if load is not None and load.done.is_set() else None
 
     def _root(self, served: ServedModel) -> str:
         by_name = self._paths.get(served.name) or self._paths.get(served.fleet.model_scope)
@@ -239,8 +256,9 @@ class ModelTokenizers:
 
 def _encoded(packed: tuple[bytes, ...], call: ApiCall, served: ServedModel) -> EncodedPrompt:
     keep = call.truncate_prompt_tokens
-    if keep == -1:
-        keep = served.max_model_len_tokens
+    if keep == -1 and served.max_model_len_tokens is not None:
+        # An answer whose length is told has room for one token; vLLM sees to the others later.
+        keep = served.max_model_len_tokens - (1 if call.output_tokens_max else 0)
     if keep:
         packed = tuple(one[-keep * TOKEN_BYTES :] for one in packed)
     counts = [len(one) // TOKEN_BYTES for one in packed]

@@ -5,7 +5,8 @@
 Run as a program it is one process with an engine on each port: what vLLM answers to routers and
 sidecars, and its KV events on a socket (engine i: on EVENT_PORT + 2i, its replays on the
 port behind). A completion answers `max_tokens` events, the first at once, then one a tick; all
-streams of an engine are written in the same tick, as vLLM's steps do.
+streams of an engine are written in the same tick, as vLLM's steps do. Who asks for HELD_TOKENS gets
+the first event and then nothing: an open stream that costs its proxy no chunks.
 
 What an engine holds is told by the benchmark (`POST /bench/store`, JSON `{"token_ids": [...]}`): it
 publishes these blocks as stored, so nothing here tokenizes. `POST /bench/tick` sets the tick in
@@ -28,6 +29,7 @@ from engine_stand_in import EventPublisher, stored  # noqa: E402 - a program fin
 
 BLOCK_TOKENS = 16
 MODEL_LEN_TOKENS = 131_072
+HELD_TOKENS = 100_000
 CHAT_NAME = re.compile(rb"chat-[0-9a-f]+-\d+-\d")
 """Every prompt of the benchmark begins with a name of its own."""
 
@@ -68,6 +70,10 @@ def _dechunked(body: bytes) -> tuple[bytes, bool, bytes]:
             return b"".join(parts), True, rest[2:]
         parts.append(rest[:count])
         body = rest[count + 2 :]
+
+
+UNNAMED = _answer(json.dumps({"request_id": "r", "token_ids": [3] * 64}).encode())
+"""What `/render` says of a chat that was not named: those of streams that are only open."""
 
 
 class Engine:
@@ -192,13 +198,12 @@ class Connection(asyncio.Protocol):
             self._transport.write(_answer(b""))
         elif path.endswith(b"/render"):
             name = CHAT_NAME.search(body)
-            missing = _answer(b"{}", status="404 Not Found")
-            self._transport.write(engine.rendered.get(name[0], missing) if name else missing)
+            self._transport.write(engine.rendered.get(name[0] if name else b"", UNNAMED))
         elif path.endswith(b"/completions"):
             asked = re.search(rb'"max_(?:completion_)?tokens": ?(\d+)', body[-400:] + body[:400])
             asked = asked or re.search(rb'"max_(?:completion_)?tokens": ?(\d+)', body)
             count = int(asked[1]) if asked else 1
-            if count > 1:
+            if 1 < count < HELD_TOKENS:
                 engine.streams[self._transport] = count - 1
             self._transport.write(HEAD + (ONE if count > 1 else LAST))
         else:

@@ -4,23 +4,32 @@
 
 Four engines that cost nothing (proxy_backend.py), load and, for this router, Redis and sidecars run
 on one core; every proxy is bound to the other one. CPU is user + system time of a proxy's process
-tree by the kernel's clock, less what it uses while idle, measured just before the load:
+tree by the kernel's clock, less what it uses while idle, measured between the rounds of streams:
 
-- `cpu_us_per_chunk` is a slope: the same requests at the same pace in so many streams, answered
-  once with 4 and once with 40 events, one event in each HTTP chunk; the difference of CPU over the
-  difference of events.
-- `cpu_us_per_request` is CPU of the answers with 4 events less their chunks, over the requests.
+- `cpu_us_per_chunk` is what an event costs in the middle of streams, the median of alternating
+  rounds, and `cpu_us_per_chunk_spread` their range (proxy_steady.py); where the worst round's
+  `chunks_in_time_ratio` is well below 1, something had no CPU and the cost is read as too small.
+- `cpu_us_per_request` is CPU of answers with 4 events less the cost of their chunks, over the
+  requests.
 - `added_p50_s`, `added_p99_s` are quantiles of the time to the first event through the proxy, less
   the same quantile of requests that went to the engines directly in the same seconds: one direct
-  stream runs beside each 16 proxied ones. Streams are short: one lasts 0.1 s when alone, 1 s among
-  64, 4 s among 512, so 10, 64 and 128 requests a second arrive; but no more than 100,000 tokens of
-  first turns a second.
+  stream runs beside each 16 busy ones.
 - `rps_per_core` is what a core full of such requests takes: 1 / (CPU of a request and of 4 chunks).
 - `rss_mib` is the resident memory of the process tree behind the run.
 
+So many streams are open all the time: as many as the pace needs ask one request after another, and
+the others are held, an open answer that says nothing more. The pace is 10, 64 and 128 requests a
+second at 1, 64 and 512 streams, but no more than 100,000 prompt tokens a second: a proxy that
+tokenizes all of them takes half a core for it, and what is measured is no waiting for that core. A
+run ends after 4 s, so that there are fewer requests of long prompts.
+
 A first turn is a chat nobody has seen; a follow-up continues one that this proxy has seen, and
 whose blocks the engines' KV events have told. `index_cpu_us_per_request` is what Redis and the
-sidecars used besides, in this router's case.
+sidecars used beyond idling, in this router's case.
+
+Dynamo's frontend is no proxy of HTTP: its workers (proxy_dynamo.py) speak a protocol of its own, so
+engines beside it are others, which send token ids. It tokenizes, detokenizes and writes the events
+itself, which the other peers leave to engines; policy `kv` knows the blocks by the same KV events.
 """
 
 import argparse
@@ -31,11 +40,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import uvloop
@@ -43,32 +52,47 @@ from transformers import AutoTokenizer
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from proxy_load import Chat, Samples, chats, play  # noqa: E402 - a program finds them so
+from proxy_backend import HELD_TOKENS  # noqa: E402 - a program finds them so
+from proxy_load import Chat, Samples, chats, opened, play  # noqa: E402
+from proxy_report import HEADING, bars, line  # noqa: E402
+from proxy_steady import FULL, QUICK, Plan, Steady, steady  # noqa: E402
 from proxy_targets import ROOT, Stage, Target  # noqa: E402
 from waiting import until  # noqa: E402
 
-EVENTS_FEW, EVENTS_MANY = 4, 40
-LENGTH_S = {1: 0.1, 64: 1.0, 512: 4.0}
-REQUESTS = {1: 40, 64: 192, 512: 512}
+EVENTS = 4
+LENGTH_S = {1: 0.1, 64: 0.5, 512: 1.0}
+PACE_PER_S = {1: 10.0, 64: 64.0, 512: 128.0}
+REQUESTS = {1: 30, 64: 128, 512: 512}
 PROMPTS = (256, 8_192, 32_768)
+QUICK_STREAMS, QUICK_PROMPTS = (1, 64), (8_192,)
+TOKENS_PER_S = 100_000
+RUN_S, QUICK_RUN_S = 4.0, 2.5
 CHATS_MAX = 128
 """Further follow-ups are further turns of these: what engines hold has to fit into the index."""
 
-NEW_TOKENS_PER_S = 100_000
-"""First turns come no faster: engines could not prefill more, and a router that tokenizes would
-be measured in overload."""
-
-IDLE_S = 1.0
-TURNS = ("first", "follow-up")
+TARGETS = ("ours", "vllm-router", "sglang-router", "dynamo")
+HELD_PROMPT_TOKENS = 64
+SETTLE_S = 0.5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One load: so many streams of prompts so long."""
+    """One load: so many streams of prompts so long, for at most so many seconds."""
 
     streams: int
     prompt_tokens: int
-    requests: int
+    run_s: float
+
+    @property
+    def pace_per_s(self) -> float:
+        """Requests that come in a second."""
+        return min(PACE_PER_S[self.streams], TOKENS_PER_S / self.prompt_tokens)
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return min(REQUESTS[self.streams], math.ceil(self.run_s * self.pace_per_s))
 
 
 @dataclass(kw_only=True)
@@ -78,16 +102,16 @@ class Bench:
     stage: Stage
     targets: Sequence[Target]
     tokenizer: Any
-    slopes: dict[tuple[str, str, int], float]
+    steady: dict[tuple[str, str, int], Steady]
     runs: list[dict[str, Any]]
 
     async def measure(self, cell: Cell, seed: int) -> None:
         """First turns through every target, then follow-ups of chats whose blocks are told."""
         turns = 1 + math.ceil(cell.requests / CHATS_MAX)
         some = chats(cell.requests, prompt_tokens=cell.prompt_tokens, turns=turns, seed=seed)
-        first = [one.body(0, EVENTS_FEW) for one in some]
+        first = [one.body(0, EVENTS) for one in some]
         told = some[:CHATS_MAX]
-        later = [one.body(1 + i, EVENTS_FEW) for i in range(turns - 1) for one in told]
+        later = [one.body(1 + i, EVENTS) for i in range(turns - 1) for one in told]
         await self._name_prompts(some)
         for target in self.targets:
             await self._run(cell, target, "first", first)
@@ -95,27 +119,19 @@ class Bench:
         for target in self.targets:
             await self._run(cell, target, "follow-up", later[: cell.requests])
 
-    async def measure_chunks(self, cell: Cell, seed: int) -> None:
-        """The slope of CPU over chunks, for every target."""
-        for number, target in enumerate(self.targets):
-            some = chats(2 * cell.requests, prompt_tokens=64, turns=1, seed=seed + number)
-            await self._name_prompts(some)
-            used = []
-            for part, events in ((some[::2], EVENTS_FEW), (some[1::2], EVENTS_MANY)):
-                bodies = [one.body(0, events) for one in part]
-                cpu_s, proxied, _ = await self._play(cell, target, bodies, events)
-                used.append((cpu_s, proxied.events))
-            more = used[1][1] - used[0][1]
-            slope = (used[1][0] - used[0][0]) / more if more > 0 else math.nan
-            self.slopes[target.target, target.policy, cell.streams] = slope
+    async def measure_chunks(self, streams: int, plan: Plan, seed: int) -> None:
+        """What a chunk costs every target, and what it uses while idle."""
+        figures = await steady(self.targets, streams, plan, seed, self._tick)
+        for target, figure in zip(self.targets, figures, strict=True):
+            self.steady[target.target, target.policy, streams] = figure
 
     async def _run(self, cell: Cell, target: Target, turn: str, bodies: Sequence[bytes]) -> None:
-        before_s = target.helpers_cpu_s()
-        pace_s = cell.streams * cell.prompt_tokens / NEW_TOKENS_PER_S if turn == "first" else 0.0
-        cpu_s, proxied, direct = await self._play(cell, target, bodies, EVENTS_FEW, pace_s)
-        helpers_s = target.helpers_cpu_s() - before_s
-        chunk_s = self.slopes[target.target, target.policy, cell.streams]
-        request_s = (cpu_s - chunk_s * proxied.events) / len(bodies)
+        taken = self.steady[target.target, target.policy, cell.streams]
+        cpu_s, helpers_s, proxied, direct = await self._play(cell, target, bodies)
+        if not proxied.first_s:
+            print(f"left out: {target.target} {target.policy}: no answer", file=sys.stderr)
+            return
+        request_s = (cpu_s - taken.chunk_s * proxied.events) / len(bodies)
         run = {
             "target": target.target,
             "policy": target.policy,
@@ -125,45 +141,53 @@ class Bench:
             "requests": len(bodies),
             "errors": proxied.errors,
             "cpu_us_per_request": round(request_s * 1e6, 1),
-            "cpu_us_per_chunk": round(chunk_s * 1e6, 2),
+            "cpu_us_per_chunk": round(taken.chunk_s * 1e6, 2),
+            "cpu_us_per_chunk_spread": round(taken.spread_s * 1e6, 2),
+            "chunks_in_time_ratio": round(taken.in_time_ratio, 3),
             "added_p50_s": round(proxied.quantile_s(0.5) - direct.quantile_s(0.5), 6),
             "added_p99_s": round(proxied.quantile_s(0.99) - direct.quantile_s(0.99), 6),
-            "rps_per_core": round(1 / max(request_s + EVENTS_FEW * chunk_s, 1e-9), 1),
+            "rps_per_core": round(1 / max(request_s + EVENTS * taken.chunk_s, 1e-9), 1),
             "rss_mib": round(target.rss_mib(), 1),
         }
         if target.helpers:
             run["index_cpu_us_per_request"] = round(helpers_s / len(bodies) * 1e6, 1)
         self.runs.append(run)
         self.runs.append(_direct(cell, turn, direct))
-        print(_line(run), file=sys.stderr)
+        print(line(run), file=sys.stderr)
 
     async def _play(
-        self,
-        cell: Cell,
-        target: Target,
-        bodies: Sequence[bytes],
-        events: int,
-        length_min_s: float = 0.0,
-    ) -> tuple[float, Samples, Samples]:
-        """CPU beyond idling, what came through the proxy, what came directly."""
-        length_s = max(LENGTH_S[cell.streams], length_min_s)
-        await self._engines("tick", length_s / events)
-        before_s, begun_s = target.cpu_s(), time.perf_counter()
-        await asyncio.sleep(IDLE_S)
-        idle_ratio = (target.cpu_s() - before_s) / (time.perf_counter() - begun_s)
-        before_s, begun_s = target.cpu_s(), time.perf_counter()
-        proxied, direct = await play(
-            target.url,
-            self.stage.urls,
-            bodies,
-            streams=cell.streams,
-            events=events,
-            length_s=length_s,
+        self, cell: Cell, target: Target, bodies: Sequence[bytes]
+    ) -> tuple[float, float, Samples, Samples]:
+        """CPU beyond idling and that of helpers, what came through the proxy and directly."""
+        length_s = max(LENGTH_S[cell.streams], 1 / cell.pace_per_s)
+        busy = max(1, round(cell.pace_per_s * length_s))
+        await self._tick(length_s / EVENTS)
+        some = chats(
+            cell.streams - busy,
+            prompt_tokens=HELD_PROMPT_TOKENS,
+            turns=1,
+            seed=time.monotonic_ns() >> 20,
         )
-        took_s = time.perf_counter() - begun_s
+        async with opened(target.url, [one.body(0, HELD_TOKENS) for one in some]):
+            await asyncio.sleep(SETTLE_S)
+            before_s, begun_s = target.cpu_s(), time.perf_counter()
+            helpers_before_s = target.helpers_cpu_s()
+            proxied, direct = await play(
+                target.url,
+                self.stage.urls,
+                bodies,
+                streams=busy,
+                events=EVENTS,
+                length_s=length_s,
+            )
+            took_s = time.perf_counter() - begun_s
+            cpu_s = target.cpu_s() - before_s
+            helpers_s = target.helpers_cpu_s() - helpers_before_s
         if proxied.errors:
             print(f"{target.target}: {proxied.errors} errors: {proxied.problem!r}", file=sys.stderr)
-        return target.cpu_s() - before_s - idle_ratio * took_s, proxied, direct
+        idle = self.steady[target.target, target.policy, cell.streams]
+        cpu_s -= idle.idle_ratio * took_s
+        return cpu_s, helpers_s - idle.helpers_idle_ratio * took_s, proxied, direct
 
     def _token_ids(self, chat: Chat, turn: int) -> list[int]:
         text = self.tokenizer.apply_chat_template(
@@ -177,7 +201,8 @@ class Bench:
             return
         for chat in some:
             named = {"name": chat.name, "token_ids": self._token_ids(chat, 0)}
-            await self._engines("prompt", named)
+            for url in self.stage.urls:
+                await self._post(url, "prompt", named)
 
     async def _tell(self, told: Sequence[Chat]) -> None:
         """The engines store the first turns, one engine each, and the index learns of it."""
@@ -197,9 +222,9 @@ class Bench:
         async with self.stage.session.post(f"{target.url}/route", data=chat.body(1, 1)) as answer:
             return bool((await answer.json())["hit_tokens"])
 
-    async def _engines(self, what: str, said: object) -> None:
-        for url in self.stage.urls:
-            await self._post(url, what, said)
+    async def _tick(self, tick_s: float) -> None:
+        for url in (*self.stage.urls, *self.stage.worker_urls):
+            await self._post(url, "tick", tick_s)
 
     async def _post(self, url: str, what: str, said: object) -> None:
         async with self.stage.session.post(f"{url}/bench/{what}", data=json.dumps(said)) as answer:
@@ -218,6 +243,7 @@ def _direct(cell: Cell, turn: str, direct: Samples) -> dict[str, Any]:
         "errors": direct.errors,
         "cpu_us_per_request": 0.0,
         "cpu_us_per_chunk": 0.0,
+        "cpu_us_per_chunk_spread": 0.0,
         "added_p50_s": 0.0,
         "added_p99_s": 0.0,
         "rps_per_core": None,
@@ -225,56 +251,6 @@ def _direct(cell: Cell, turn: str, direct: Samples) -> dict[str, Any]:
         "first_event_p50_s": round(direct.quantile_s(0.5), 6),
         "first_event_p99_s": round(direct.quantile_s(0.99), 6),
     }
-
-
-# -- what is printed ------------------------------------------------------------------------------
-
-
-def _line(run: dict[str, Any]) -> str:
-    return (
-        f"{run['target'] + ' ' + run['policy']:26}{run['streams']:5}{run['prompt_tokens']:8}  "
-        f"{run['turn']:10}{run['requests']:6}{run['errors']:5}"
-        f"{run['cpu_us_per_request']:10.0f}{run['cpu_us_per_chunk']:8.1f}"
-        f"{run['added_p50_s'] * 1e3:9.2f}{run['added_p99_s'] * 1e3:9.2f}"
-        f"{run['rps_per_core']:9.0f}{run['rss_mib']:8.0f}"
-    )
-
-
-HEADING = (
-    f"{'target, policy':26}{'strms':>5}{'prompt':>8}  {'turn':10}{'reqs':>6}{'errs':>5}"
-    f"{'us/req':>10}{'us/chk':>8}{'+p50 ms':>9}{'+p99 ms':>9}{'rps/core':>9}{'RSS MiB':>8}"
-)
-
-
-def bars(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Where this router keeps its bars and where it loses, cell by cell."""
-    ours = [run for run in runs if run["target"] == "ours"]
-    peers = [run for run in runs if run["target"] not in {"ours", "direct"}]
-    lines = []
-    for mine in ours:
-        cell = [mine[key] for key in ("streams", "prompt_tokens", "turn")]
-        where = "{} streams, {} tokens, {}".format(*cell)
-        rivals = [
-            one
-            for one in peers
-            if [one[key] for key in ("streams", "prompt_tokens", "turn")] == cell
-        ]
-        for figure, unit in (
-            ("cpu_us_per_chunk", "us a chunk"),
-            ("cpu_us_per_request", "us a request"),
-            ("rss_mib", "MiB"),
-        ):
-            if figure == "cpu_us_per_chunk" and (cell[1], cell[2]) != (PROMPTS[0], "first"):
-                continue  # measured once for so many streams
-            better = [one for one in rivals if one[figure] < mine[figure]]
-            if better:
-                names = ", ".join(
-                    f"{one['target']} {one['policy']} {one[figure]:g}" for one in better
-                )
-                lines.append(f"loses: {where}: {mine[figure]:g} {unit}; {names}")
-        if mine["added_p50_s"] > 0.0015 and mine["prompt_tokens"] <= 8_192:
-            lines.append(f"above 1.5 ms: {where}: added P50 {mine['added_p50_s'] * 1e3:.2f} ms")
-    return lines
 
 
 # -- the run --------------------------------------------------------------------------------------
@@ -301,18 +277,16 @@ async def bench(args: argparse.Namespace) -> dict[str, Any]:
         await stage.engines()
         targets = await _targets(stage, args)
         tokenizer = AutoTokenizer.from_pretrained(str(ROOT / "workers" / "simulated" / "tokenizer"))
-        subject = Bench(stage=stage, targets=targets, tokenizer=tokenizer, slopes={}, runs=[])
+        subject = Bench(stage=stage, targets=targets, tokenizer=tokenizer, steady={}, runs=[])
         machine = {"cores": os.cpu_count(), "load_average_before": round(os.getloadavg()[0], 2)}
         print(HEADING, file=sys.stderr)
         seed = int(time.time()) << 8
-        for streams in args.streams or LENGTH_S:
-            requests = REQUESTS[streams] // (2 if args.quick and streams < max(REQUESTS) else 1)
-            await subject.measure_chunks(
-                Cell(streams=streams, prompt_tokens=64, requests=requests), seed
-            )
-            seed += len(targets)
-            for prompt_tokens in args.prompts or (PROMPTS[:2] if args.quick else PROMPTS):
-                cell = Cell(streams=streams, prompt_tokens=prompt_tokens, requests=requests)
+        plan, run_s = (QUICK, QUICK_RUN_S) if args.quick else (FULL, RUN_S)
+        for streams in args.streams or (QUICK_STREAMS if args.quick else LENGTH_S):
+            await subject.measure_chunks(streams, plan, seed)
+            seed += plan.rounds
+            for prompt_tokens in args.prompts or (QUICK_PROMPTS if args.quick else PROMPTS):
+                cell = Cell(streams=streams, prompt_tokens=prompt_tokens, run_s=run_s)
                 await subject.measure(cell, seed)
                 seed += 1
                 machine |= {
@@ -326,36 +300,42 @@ async def bench(args: argparse.Namespace) -> dict[str, Any]:
 
 async def _targets(stage: Stage, args: argparse.Namespace) -> list[Target]:
     """This router first: its index must not know the blocks before the follow-ups."""
-    targets = [await stage.ours()]
-    peers = [
-        (stage.vllm_router, "round_robin"),
-        (stage.vllm_router, "cache_aware"),
-        (stage.vllm_router, "kv_aware"),
-        (stage.sglang_router, "cache_aware"),
-    ]
-    if args.only == "ours":
-        return targets
+    python, wanted = args.peers, args.only
+    targets = [await stage.ours()] if "ours" in wanted else []
+    starts: list[tuple[str, Coroutine[Any, Any, Target]]] = []
+    if "vllm-router" in wanted:
+        starts += [
+            (f"vllm-router {policy}", stage.vllm_router(python, policy))
+            for policy in ("round_robin", "cache_aware", "kv_aware")
+        ]
+    if "sglang-router" in wanted:
+        starts += [("sglang-router cache_aware", stage.sglang_router(python, "cache_aware"))]
+    workers = await _started("dynamo", stage.dynamo_workers(python)) if "dynamo" in wanted else ()
+    if workers:
+        starts += [
+            (f"dynamo {policy}", stage.dynamo(python, policy)) for policy in ("round-robin", "kv")
+        ]
     async with asyncio.TaskGroup() as tasks:
-        starts = [tasks.create_task(_started(start, args.peers, policy)) for start, policy in peers]
-    targets += [one for task in starts if (one := task.result()) is not None]
+        started = [tasks.create_task(_started(what, start)) for what, start in starts]
+    targets += [one for task in started if (one := task.result()) is not None]
+    if not targets:
+        raise SystemExit("nothing to measure: none of the wanted targets has started")
     return targets
 
 
-async def _started(
-    start: Callable[[Path, str], Awaitable[Target]], python: Path, policy: str
-) -> Target | None:
+async def _started(what: str, start: Coroutine[Any, Any, T]) -> T | None:
     try:
-        return await start(python, policy)
+        return await start
     except (AssertionError, OSError) as error:
-        print(f"left out: {start.__name__} {policy}: {error}", file=sys.stderr)
+        print(f"left out: {what}: {error}", file=sys.stderr)
         return None
 
 
 def main() -> None:
     """Run, write the figures and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer requests, no 32k prompts")
-    parser.add_argument("--only", choices=["ours"], help="leave the peers out")
+    parser.add_argument("--quick", action="store_true", help="1 and 64 streams, 8k prompts")
+    parser.add_argument("--only", nargs="+", choices=TARGETS, default=TARGETS, help="targets")
     parser.add_argument(
         "--streams", type=int, nargs="*", choices=sorted(LENGTH_S), help="at a time"
     )
@@ -371,7 +351,7 @@ def main() -> None:
     print(HEADING)
     for run in figures["runs"]:
         if run["target"] != "direct":
-            print(_line(run))
+            print(line(run))
     print("\n".join(bars(figures["runs"])))
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +23,21 @@ ENGINES = 4
 BLOCK_TOKENS = 16
 START_S = 120.0
 STOP_S = 5.0
+DYNAMO_MODEL = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 131_072,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+"""What Dynamo reads of a model besides its tokenizer."""
+
 PEER_OPTIONS = ("--max-concurrent-requests=4096", "--worker-startup-check-interval=1")
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -119,6 +136,7 @@ class Stage:
     session: aiohttp.ClientSession
     tree_path: Path = ROOT
     urls: Sequence[str] = ()
+    worker_urls: Sequence[str] = ()
     event_port: int = 0
 
     async def start(self, name: str, core: int, *command: str) -> asyncio.subprocess.Process:
@@ -207,6 +225,62 @@ class Stage:
         options += ["--prometheus-port", str(prometheus_port), *PEER_OPTIONS]
         command = (str(python), "-m", "sglang_router.launch_router", *options)
         return await self._peer("sglang-router", policy, port, command)
+
+    async def dynamo_workers(self, python: Path) -> Sequence[str]:
+        """Workers that Dynamo's frontends share, one beside each engine; each relays its events."""
+        model, tokenizer = (
+            self.folder / "dynamo_model",
+            ROOT / "workers" / "simulated" / "tokenizer",
+        )
+        shutil.copytree(tokenizer, model, dirs_exist_ok=True)
+        shutil.rmtree(self._dynamo_discovery, ignore_errors=True)  # of a run with the same --logs
+        (model / "config.json").write_text(json.dumps(DYNAMO_MODEL))
+        program = str(Path(__file__).with_name("proxy_dynamo.py"))
+        ports = free_ports(len(self.urls))
+        children = []
+        for number, port in enumerate(ports):
+            ends = [str(port), str(self.event_port + 2 * number)]
+            command = [*self._dynamo_environment("warn"), str(python), program, *ends, str(model)]
+            name = f"dynamo-worker-{number}"
+            children.append(await self.start(name, self.other_core, *command))
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        for child, url in zip(children, urls, strict=True):
+            await self.ready(child, f"{url}/health", "Dynamo's workers")
+        self.worker_urls = urls
+        return urls
+
+    async def dynamo(self, python: Path, policy: str) -> Target:
+        """Dynamo's frontend with its router, which finds the workers in a folder."""
+        (port,) = free_ports(1)
+        options = ["--discovery-backend=file", "--request-plane=tcp", "--event-plane=zmq"]
+        options += [f"--http-port={port}", "--http-host=127.0.0.1", f"--router-mode={policy}"]
+        options += [f"--kv-cache-block-size={BLOCK_TOKENS}"]
+        command = [*self._dynamo_environment("info"), str(python), "-m", "dynamo.frontend"]
+        name = f"dynamo-{policy}"
+        child = await self.start(name, self.proxy_core, *command, *options)
+        url = f"http://127.0.0.1:{port}"
+
+        async def has_workers() -> bool:
+            assert child.returncode is None, f"{name} ended with {child.returncode}"
+            if not await self.answers(f"{url}/health"):
+                return False
+            async with self.session.get(f"{url}/health") as response:
+                instances = (await response.json())["instances"]
+            async with self.session.get(f"{url}/v1/models") as response:
+                models = (await response.json())["data"]
+            generating = [one for one in instances if one["endpoint"] == "generate"]
+            return bool(models) and len(generating) == len(self.worker_urls)
+
+        await until(has_workers, f"{name} knows its workers", START_S)
+        return Target(target="dynamo", policy=policy, url=url, pid=child.pid)
+
+    @property
+    def _dynamo_discovery(self) -> Path:
+        return self.folder / "dynamo_discovery"
+
+    def _dynamo_environment(self, level: str) -> list[str]:
+        places = [f"DYN_FILE_KV={self._dynamo_discovery}", "DYN_TCP_RPC_HOST=127.0.0.1"]
+        return ["env", *places, "HF_HUB_OFFLINE=1", f"DYN_LOG={level}"]
 
     async def _peer(self, target: str, policy: str, port: int, command: Sequence[str]) -> Target:
         child = await self.start(f"{target}-{policy}", self.proxy_core, *command)

@@ -8,15 +8,31 @@ from contract.prompts import candidates, tailed
 from indexer.contract import fleet_functions, reservations
 from indexer.contract.identifiers import RouterId
 from indexer.contract.reservations import InFlight
-from loadgen.simulation.shared_books import SharedBooks
+from loadgen.simulation.shared_books import MOVED, OK, SharedBooks
 
 FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
 COLUMNS = ["generation", "reserved_requests", "reserved_prefill_tokens", "reserved_requests_peak"]
 SLOTS = 12
 
 
+def named_choice(
+    rng: np.random.Generator, rows: np.ndarray, books: SharedBooks
+) -> tuple[int, int, np.ndarray | None]:
+    """Half of the time none; else a candidate, its batch size, or another, and what all compute."""
+    if rng.random() < 0.5:
+        return -1, -1, None
+    choice = int(rng.integers(SLOTS))
+    batch = int(books.slots["reserved_requests"][rows["slot"][choice]])
+    expected = rng.choice([batch, batch + 1, -1], p=[0.7, 0.2, 0.1])
+    return choice, int(expected), rows["new_prefill_tokens"] if expected >= 0 else None
+
+
 def test_the_virtual_reserve_equals_the_servers(server: EmbeddedServer) -> None:
-    """Reservations with siblings, first tokens and ends: the same choices, the same books."""
+    """Reservations with siblings, first tokens and ends: the same choices, the same books.
+
+    By the product, and of one named candidate, as it was seen or not any more.
+    """
+    statuses = set()
     for seed in range(12):
         rng = np.random.default_rng(seed)
         server.found(FLEET)
@@ -48,14 +64,28 @@ def test_the_virtual_reserve_equals_the_servers(server: EmbeddedServer) -> None:
                 rows = candidates(
                     *((int(s), 1, int(prompt.tokens - hits[s])) for s in order.tolist())
                 )
-                more = InFlight(milestones=milestones, block_size_tokens=np.full(SLOTS, 16))
-                call = reservations.reserve(
-                    FLEET.fleet_id, routers[key[0]], sequence, rows, in_flight=more
+                choice, batch, tokens = named_choice(rng, rows, books)
+                more = InFlight(
+                    milestones=milestones,
+                    block_size_tokens=np.full(SLOTS, 16),
+                    expected_tokens=tokens,
                 )
-                status, index, states = server.call(call)
-                assert status == b"ok"
-                assert (index, states) == books.reserve(key, rows, more, now_s=1.0)
-                booked.append(key)
+                call = reservations.reserve(
+                    FLEET.fleet_id,
+                    routers[key[0]],
+                    sequence,
+                    rows,
+                    choice=choice,
+                    expected_batch_size=batch,
+                    in_flight=more,
+                )
+                answer = server.call(call)
+                statuses.add(answer[0])
+                assert tuple(answer) == books.reserve(
+                    key, rows, more, now_s=1.0, choice=choice, expected_batch_size=batch
+                )
+                booked += [key] if answer[0] == OK else []
             slots = server.counters(FLEET).slots[:SLOTS]
             for column in COLUMNS:
                 assert slots[column].tolist() == books.slots[column].tolist(), column
+    assert statuses == {OK, MOVED}

@@ -23,7 +23,7 @@ from indexer.approximate.engines import Drains, Engines
 from indexer.config import SidecarConfig
 from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.link import connected
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 
 pytestmark = pytest.mark.integration

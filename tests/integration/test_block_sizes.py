@@ -20,7 +20,7 @@ from waiting import until, until_equal
 
 from indexer.contract import block_hash, fleet_functions, functions, index_functions
 from indexer.contract.limits import SLOTS_PER_PARTITION_MAX
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -19,7 +19,7 @@ from waiting import until, until_equal
 
 from indexer.contract import fleet_functions, index_functions, keys
 from indexer.contract.link import connected
-from router.__main__ import Process, composed
+from router.composition import Process, composed
 from router.config import RouterConfig
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ from router_edge import FakeEngine
 from sidecar_run import Probe, running
 from waiting import until_equal
 
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 
 pytestmark = pytest.mark.integration

@@ -234,3 +234,18 @@ async def test_engines_are_asked_over_tls(redis_client, redis_socket, tmp_path) 
             ):
                 assert answered.status == status
     assert len(bodies) == 1
+
+
+@pytest.mark.parametrize("query", ["", "?a=1"])
+async def test_a_client_that_asks_first_is_told_to_go_on(redis_client, redis_socket, query) -> None:
+    """Before its body, on paths that are found at once and on those that are searched for."""
+    async with edge(redis_client, redis_socket) as one:
+        reader, writer = await opened(one.process.listeners.port)
+        head = f"POST /v1/completions{query} HTTP/1.1\r\nHost: r\r\nConnection: close\r\n"
+        writer.write(head.encode() + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        async with asyncio.timeout(5.0):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        status, said = await rest(reader)
+        assert (status, said["error"]["param"]) == (400, "model")
+        writer.close()

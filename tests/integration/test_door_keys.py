@@ -205,6 +205,20 @@ async def test_replicas_share_a_limit_of_requests(redis_client, redis_socket, tm
     assert 0 < await redis_client.pttl(keys.quota("one")) <= 60_000
 
 
+async def test_to_ask_where_a_request_would_go_is_a_request(
+    redis_client, redis_socket, tmp_path
+) -> None:
+    """It is tokenized and looked up like any other, whatever becomes of it."""
+    options = {"api_keys_file": key_file(tmp_path, requests_per_minute=2)}
+    async with edge(redis_client, redis_socket, FakeEngine("a", plain), **options) as one:
+        statuses = []
+        for _ in range(3):
+            body = completion(stream=False)
+            async with one.client.post("/route", json=body, headers=bearer(KEY)) as answer:
+                statuses.append(answer.status)
+        assert statuses == [200, 200, 429]
+
+
 async def test_tokens_count_when_they_are_known(redis_client, redis_socket, tmp_path) -> None:
     """A prompt's at once, an output's afterwards, for both replicas; 64 and 100 of 200 here."""
     options = {"api_keys_file": key_file(tmp_path, tokens_per_minute=200)}

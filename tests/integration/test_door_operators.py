@@ -15,7 +15,7 @@ from waiting import until_equal
 
 from indexer.contract.records import SlotFlag
 from indexer.draining import Drain
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 
 pytestmark = pytest.mark.integration

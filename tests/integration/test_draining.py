@@ -29,7 +29,7 @@ from indexer.draining import Drain, RankLoad
 from indexer.publishing.membership import Membership
 from indexer.publishing.sweeper import SweeperLease
 from indexer.telemetry import Telemetry
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 from router.eligibility import ineligible_reason
 

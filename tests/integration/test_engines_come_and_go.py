@@ -23,7 +23,7 @@ from simulated_engine import running as simulated
 from waiting import until, until_equal
 
 from indexer.contract.records import SlotFlag
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,7 @@ from fleets import chain, found_fleet, report, store, until
 from redis_servers import redis_server
 
 from indexer.contract.milestones import Milestones
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 from router.decide import decide
 from router.eligibility import eligible_snapshot

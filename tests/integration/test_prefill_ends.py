@@ -17,7 +17,7 @@ from waiting import until, until_equal
 from indexer.contract import keys
 from indexer.contract.identifiers import SlotIndex
 from indexer.engine.engine_metrics import parse_samples
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

@@ -10,7 +10,7 @@ from fleets import until
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from indexer.contract.link import connected
+from indexer.contract.link import connected, wire
 
 pytestmark = pytest.mark.integration
 
@@ -66,6 +66,21 @@ async def test_a_broken_connection_fails_at_once_and_heals(
             return False
 
         await until(healed, "a new connection")
+
+
+async def test_a_server_that_falls_silent_is_given_up(
+    redis_client: redis.asyncio.Redis, redis_socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command may wait for long while others are answered; with nothing heard, all are told."""
+    monkeypatch.setattr(wire, "STALL_S", 0.5)
+    async with connected(f"unix://{redis_socket}") as link:
+        own = await link.execute_command("CLIENT", "ID")
+        slow = ("BLPOP", "never", 0.3)
+        assert await link.execute([slow, slow, ("CLIENT", "ID")]) == [None, None, own]
+        waiting = [link.execute_command("BLPOP", "never", 0), link.execute_command("PING")]
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, RedisConnectionError)
+            assert "no answer for" in str(error)
 
 
 async def test_without_a_server_the_first_caller_is_told(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def started(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process,
 
 
 async def test_sigterm_lets_a_stream_finish(redis_client, redis_socket) -> None:
-    """Exit code 0, every byte delivered; the admin port says what is going on meanwhile."""
+    """Exit code 0, every byte delivered, every log line written; the admin port answers."""
     engine = FakeEngine("a", silent)
     url = f"unix://{redis_socket}"
     async with (
@@ -72,6 +72,9 @@ async def test_sigterm_lets_a_stream_finish(redis_client, redis_socket) -> None:
         engine.let_go.set()
         assert await (await asked).read() == b"".join((*CHUNKS, *LAST_CHUNKS))
         assert await asyncio.wait_for(router.wait(), START_S) == 0
+        assert router.stdout is not None
+        said = [json.loads(line)["event"] for line in (await router.stdout.read()).splitlines()]
+        assert ("request_routed" in said, said[-1]) == (True, "router_stopped")
 
 
 async def test_sigterm_is_announced_before_the_door_closes(redis_client, redis_socket) -> None:

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from router_edge import PROMPT, FakeEngine, completion, edge, failing, hang_up, stream_all
 from waiting import until, until_equal
 
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 from router.tracing import TracesUnavailable, trace_id_of
 

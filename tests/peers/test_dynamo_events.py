@@ -16,7 +16,7 @@ from sidecar_run import Probe
 from transformers import AutoTokenizer
 from waiting import until, until_equal
 
-from router.__main__ import composed
+from router.composition import composed
 from router.config import RouterConfig
 
 pytestmark = [

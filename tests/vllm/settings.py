@@ -34,6 +34,7 @@ ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache, /sleep
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # previous_response_id, background
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler and model in one process
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",

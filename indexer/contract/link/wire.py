@@ -3,14 +3,13 @@
 A pooled client takes a connection for each command, and a cancelled command costs a connection. A
 decision sends three commands and clients leave at any moment, so here commands are appended to one
 stream and answered in order; a caller that stops waiting leaves nothing behind. What is sent in one
-turn of the event loop goes out in one write. Connecting, TLS and authentication are redis-py's.
+turn of the event loop goes out in one write: uvloop sees to that. Connecting, TLS and
+authentication are redis-py's.
 """
 
 import asyncio
 import contextlib
 import math
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,10 +17,11 @@ from typing import Any, Final
 import hiredis
 import structlog
 from redis.asyncio import ConnectionPool
-from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
 
 from indexer.contract.functions import REDIS_WEATHER, Command
+from indexer.contract.link.line import Line
 
 log = structlog.get_logger()
 
@@ -58,7 +58,6 @@ class Wire:
     """What is sent to one server, and who waits for the answers; may connect again and again.
 
     Attributes:
-        is_up: whether commands are taken.
         run_id: the server process at the other end; None while there is none, or it does not say.
         error: why it is not up.
         tried: set once the first attempt to connect has ended, however.
@@ -66,39 +65,34 @@ class Wire:
 
     def __init__(self) -> None:
         self.tried = asyncio.Event()
-        self.is_up = False
         self.run_id: str | None = None
         self.error: BaseException | None = None
-        self._out: list[bytes] = []
-        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
-        self._to_send = asyncio.Event()
+        self._line: Line | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether commands are taken."""
+        return self._line is not None
 
     def submit(self, commands: Iterable[Command]) -> list[asyncio.Future[Any]]:
-        """Append commands; their answers, or errors, in order.
+        """Send commands; their answers, or errors, in order.
 
         Raises:
             ConnectionError: there is no connection, or too many wait already.
         """
-        if not self.is_up:
+        line = self._line
+        if line is None:
             raise RedisConnectionError(f"no connection to Redis ({self._reason()})")
-        if len(self._waiting) >= WAITING_MAX:
+        if len(line) >= WAITING_MAX:
             raise RedisConnectionError(f"no connection to Redis ({WAITING_MAX} commands wait)")
-        loop, sent_s = asyncio.get_running_loop(), time.monotonic()
-        futures = []
-        for command in commands:
-            self._out.append(packed(command))
-            future: asyncio.Future[Any] = loop.create_future()
-            self._waiting.append((future, sent_s))
-            futures.append(future)
-        self._to_send.set()
-        return futures
+        return line.send([packed(command) for command in commands])
 
     def _reason(self) -> str:
         return "not connected yet" if self.error is None else _said(self.error)
 
     def waited_s(self) -> float:
         """For how long the oldest command has had no answer."""
-        return time.monotonic() - self._waiting[0][1] if self._waiting else 0.0
+        return self._line.waited_s() if self._line is not None else 0.0
 
     async def keep(
         self, connect: Callable[[], Awaitable[Opened]], *, master_only: bool = False
@@ -116,10 +110,10 @@ class Wire:
                 log.info("redis_link_up", server=opened.server, run_id=opened.run_id)
                 broken, pause_s = False, RECONNECT_MIN_S
                 await self._serve(opened, master_only=master_only)
-            except* REDIS_WEATHER as group:
-                self.error = _first(group)
+            except REDIS_WEATHER as error:
+                self.error = error
                 if not broken:
-                    log.warning("redis_link_broken", error=_said(self.error))
+                    log.warning("redis_link_broken", error=_said(error))
                 broken = True
             finally:
                 self.tried.set()
@@ -128,63 +122,18 @@ class Wire:
 
     async def _serve(self, opened: Opened, *, master_only: bool) -> None:
         """Pass commands and answers until the connection breaks; then everybody is told."""
-        self.is_up, self.run_id = True, opened.run_id
+        line = Line(opened.connection, master_only=master_only)
+        self._line, self.run_id = line, opened.run_id
         self.tried.set()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._write(opened.connection))
-                tasks.create_task(self._read(opened.connection, master_only=master_only))
-        except BaseException as error:
-            self.error = _first(error)
-            raise
+            while (left_s := STALL_S - line.stalled_s()) > 0 and not line.ended.done():
+                await asyncio.wait([line.ended], timeout=left_s)
+            self.error = line.failure or TimeoutError(f"no answer for {STALL_S:.0f} s")
+            raise self.error
         finally:
-            self.is_up, self.run_id = False, None
-            self._fail_waiting()
+            self._line, self.run_id = None, None
+            line.fail(RedisConnectionError(f"the connection to Redis broke ({self._reason()})"))
             await close(opened.connection)
-
-    async def _write(self, connection: Any) -> None:
-        while True:
-            await self._to_send.wait()
-            self._to_send.clear()
-            out, self._out = self._out, []
-            await connection.send_packed_command(b"".join(out), check_health=False)
-
-    async def _read(self, connection: Any, *, master_only: bool) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(STALL_S) as timeout:
-                    loop = asyncio.get_running_loop()
-                    while True:
-                        await self._read_one(connection, master_only=master_only)
-                        timeout.reschedule(loop.time() + STALL_S)
-            except TimeoutError:
-                if self.waited_s() >= STALL_S:
-                    raise
-
-    async def _read_one(self, connection: Any, *, master_only: bool) -> None:
-        try:
-            reply = await connection.read_response(timeout=math.inf, disconnect_on_error=False)
-        except (ResponseError, BusyLoadingError) as error:
-            reply = error
-        future, _ = self._waiting.popleft()
-        if not future.done():  # else the caller has stopped waiting
-            if isinstance(reply, RedisError):
-                future.set_exception(reply)
-                future.exception()  # a caller that was refused earlier may not ask for this one
-            else:
-                future.set_result(reply)
-        if master_only and isinstance(reply, ReadOnlyError):
-            raise RedisConnectionError("the server is no longer the master") from reply
-
-    def _fail_waiting(self) -> None:
-        self._out.clear()
-        while self._waiting:
-            future, _ = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(
-                    RedisConnectionError(f"the connection to Redis broke ({self._reason()})")
-                )
-                future.exception()  # the caller may have gone without asking
 
 
 async def connect(url: str, *hello: Command) -> tuple[Any, list[Any]]:
@@ -231,9 +180,18 @@ async def close(connection: Any) -> None:
 
 def packed(command: Command) -> bytes:
     """A command as it is sent."""
-    parts = tuple(part if isinstance(part, bytes | str) else repr(part) for part in command)
-    wire_bytes: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # its stub is narrow
+    parts = tuple(command)
+    try:
+        wire_bytes: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # narrow stub
+    except TypeError:  # whole numbers of a kind of their own, as options and numpy have them
+        plain = tuple(_plain(part) for part in parts)
+        wire_bytes = hiredis.pack_command(plain)  # type: ignore[arg-type]  # narrow stub
     return wire_bytes
+
+
+def _plain(part: bytes | str | float) -> bytes | str | float:
+    whole = not isinstance(part, bytes | str) and float(part).is_integer()
+    return int(part) if whole else part
 
 
 async def gathered(futures: Sequence[asyncio.Future[Any]]) -> list[Any]:
@@ -257,13 +215,6 @@ async def gathered(futures: Sequence[asyncio.Future[Any]]) -> list[Any]:
 def _said(error: BaseException) -> str:
     """What an error says; a timeout says nothing."""
     return str(error) or type(error).__name__
-
-
-def _first(error: BaseException) -> BaseException:
-    """What went wrong first, out of its groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def scanned(ask: Callable[[Command], Awaitable[Any]], pattern: str) -> AsyncIterator[bytes]:

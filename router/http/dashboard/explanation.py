@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from router.policies.linear import SWEEP
 from router.snapshot import Candidate, Decision
 
 PRODUCT: Final = "lmetric"
@@ -12,11 +13,24 @@ PRODUCT: Final = "lmetric"
 
 MEASURE: Final[Mapping[str, str]] = {
     PRODUCT: "(queued + new prefill tokens) × (batch size + 1)",
+    "lmetric_artifact": "(queued + prompt - held tokens) × (batch size + 1), ties by slot",
     "least_loaded": "batch size",
+    "least_prefill": "queued + new prefill tokens, ties by batch size",
+    "random": "a draw for this request",
     "round_robin": "turns still to wait",
+    "power_of_two": "batch size of two drawn for this request",
     "vllm_v1": "4 × waiting + running requests",
     "max_hit": "new prefill tokens, ties by batch size",
     "max_hit_bounded": "new prefill tokens, ties by batch size, below a load ceiling",
+    **{rule.name: f"{rule.weight_percent} % misses, the rest load" for rule in SWEEP},
+    "bailian": "a draw for this request, by the weights of hits, requests and tokens",
+    "aibrix": "new prefill tokens among the less loaded, or batch size when those are far apart",
+    "dynamo": "blocks to prefill and blocks held",
+    "llm_d_scorers": "7 - (3 × hit ratio + 2 × short queue + 2 × free KV$)",
+    "llm_d_sticky": "queued + new prefill tokens, of who holds the prompt until saturated",
+    "smg_cache_aware": "new prefill tokens, ties by batch size; or batch size when overloaded",
+    "preble": "new prefill tokens, ties by recent requests; or seconds of recent work",
+    "session_affinity": "place in the session's order, below a load ceiling",
 }
 """What each policy's score is made of."""
 
@@ -34,14 +48,22 @@ def arithmetic(one: Candidate) -> str:
     )
 
 
-def explain(decision: Decision) -> str:
-    """What a person who asks "why there?" is told, in one to three sentences."""
+def explain(decision: Decision, *, held: bool = False) -> str:
+    """What a person who asks "why there?" is told, in one to three sentences.
+
+    Args:
+        decision: the instance, and why.
+        held: it alone holds the answer that the request names.
+    """
     chosen, *others = decision.candidates
     name = short_name(chosen.instance_id)
     told = []
     if decision.degraded:
         cause = f" ({decision.degraded_cause})" if decision.degraded_cause else ""
         told.append(f"Decided without the index{cause}: by the last known load, without hits.")
+    if held:
+        told.append(f"{name} holds the earlier answer that the request names; nobody else does.")
+        return " ".join(told)
     if not others:
         told.append(f"{name} was the only instance that could take the request.")
         return " ".join(told)

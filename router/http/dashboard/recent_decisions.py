@@ -125,13 +125,16 @@ def _chosen(decision: Decision) -> dict[str, Any]:
 
 
 def _detail(kept: _Kept) -> dict[str, Any]:
-    return _summary(kept) | {"attempts": [_attempt(one) for one in kept.record.decisions]}
+    record = kept.record
+    return _summary(kept) | {
+        "attempts": [_attempt(one, record.held_by) for one in record.decisions]
+    }
 
 
-def _attempt(decision: Decision) -> dict[str, Any]:
+def _attempt(decision: Decision, held_by: str | None) -> dict[str, Any]:
     return _chosen(decision) | {
         "measure": MEASURE.get(decision.policy),
-        "explanation": explain(decision),
+        "explanation": explain(decision, held=decision.instance.instance_id == held_by),
         "snapshot_age_s": _rounded(decision.snapshot_age_s),
         "degraded": decision.degraded,
         "degraded_cause": decision.degraded_cause,

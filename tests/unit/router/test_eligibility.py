@@ -141,6 +141,7 @@ def test_predicted_hits_follow_the_engines_rule(
         block_size_tokens=engine_block,
     )
     assert fleet.hit_tokens.tolist() == [expected]
+    assert fleet.depth_tokens.tolist() == [16 * depth_blocks]  # as it is in the index
     assert fleet.new_prefill_tokens.tolist() == [prompt_tokens - expected]
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import structlog
 
-from router.__main__ import set_up_logging
+from router.log_lines import set_up_logging
 
 
 def test_a_logged_exception_shows_no_locals(capsys: pytest.CaptureFixture[str]) -> None:

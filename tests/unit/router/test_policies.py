@@ -59,7 +59,7 @@ def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
         policy_by_name("lmetrik")
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"lmetric_artifact"}))
 def test_equals_are_drawn_not_listed(name: str) -> None:
     """Among equal instances the request decides, and over many requests all get some."""
     fleet = make_snapshot(100, hit_tokens=[0] * 4)

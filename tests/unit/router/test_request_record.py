@@ -10,7 +10,7 @@ import pytest
 from builders import make_snapshot
 from prometheus_client import REGISTRY
 
-from router.__main__ import set_up_logging
+from router.log_lines import set_up_logging
 from router.request_record import Reason, RequestRecord, Stage, reason_of, tell
 from router.snapshot import Decision
 
@@ -58,7 +58,9 @@ def test_the_canonical_line_says_everything_once(monkeypatch: pytest.MonkeyPatch
         "most_hits",
     )
     assert {"receive_s", "reserve_s"} <= set(line)
-    unseen = {"accepted_s", "received_s", "laps", "decisions", "on_decision", "trace"}
+    unseen = {
+        *("accepted_s", "received_s", "laps", "decisions", "on_decision", "trace", "held_by"),
+    }
     assert {one.name for one in fields(RequestRecord)} - set(line) == unseen
 
 

@@ -24,6 +24,12 @@ def test_every_policy_has_its_measure_in_words() -> None:
     assert set(MEASURE) == set(POLICIES)
 
 
+def test_who_holds_what_is_named_needs_no_score() -> None:
+    """The answer that a request names is in one engine's memory only."""
+    told = explain(decided(hit_tokens=[0]), held=True)
+    assert told == "a holds the earlier answer that the request names; nobody else does."
+
+
 def test_the_arithmetic_gives_the_score() -> None:
     """What is written out is what was compared."""
     one = decided(hit_tokens=[400], queued_prefill_tokens=[1500], batch_size=[3]).candidates[0]

@@ -13,7 +13,7 @@ from waiting import until
 from indexer.contract import block_hash
 from indexer.contract.block_hash import pack_tokens
 from router import telemetry
-from router.tokens.cuts import Cutter
+from router.tokens.cuts import FOUND_MAX, LEADS_MAX, Cutter
 from router.tokens.encoder import Encoder
 from router.tokens.hash_chains import HashChains
 from router.tokens.part_cache import ENTRY_BYTES, PartCache
@@ -62,6 +62,20 @@ def test_a_token_covered_by_another_is_no_cut() -> None:
     cutter = Cutter.of([Added("<a>"), Added("x<"), Added("[b]", lstrip=True)])
     assert cutter is not None
     assert cutter.cut("1x<a>2<a>") == ["1x<a>2", "<a>"]
+
+
+@pytest.mark.parametrize("others", [[], [Added("[b]")]])
+def test_a_text_full_of_what_is_no_token_is_cut_alike(others: list[Added]) -> None:
+    """Whether its tokens begin alike or not; one full of tokens takes too long to cut at once."""
+    cutter = Cutter.of([Added("<a>"), *others])
+    assert cutter is not None
+    head = "<a" + "<" * (2 * LEADS_MAX)
+    parts = [head, "<a>1<", "<a><", "<a>"]
+    assert cutter.cut("".join(parts)) == cutter.cut_few("".join(parts)) == parts
+    few = "<a>1" * FOUND_MAX
+    assert cutter.cut_few(few) == cutter.cut(few)
+    assert cutter.cut_few(few + "<a>") is None
+    assert len(cutter.cut(few + "<a>")) == FOUND_MAX + 1
 
 
 def tokens_by_how() -> dict[str, float]:

@@ -15,9 +15,13 @@ from waiting import until
 
 from indexer.contract.block_hash import pack_tokens
 from router.eligibility import Roster
-from router.errors import DegradedCause, TokensUnknown
+from router.errors import DegradedCause, RequestInvalid, TokensUnknown
 from router.index.known_fleets import ServedModel
 from router.requests.api_call import ApiCall, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.requests.prompt_limits import refuse_too_long
+from router.tokens.at_once import BYTES_MAX, ITEMS_MAX
+from router.tokens.cuts import FOUND_MAX
+from router.tokens.encoder import NEW_AT_ONCE_BYTES, Encoder
 from router.tokens.hash_chains import HashChains
 from router.tokens.loaded import LoadedTokenizer
 from router.tokens.tokenize import HASH_OFF_LOOP_BYTES, ModelTokenizers
@@ -46,6 +50,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     fast.chat_template = TEMPLATE
     fast.save_pretrained(path)
     return str(path)
+
+
+PARTS = [{"type": "text", "text": "hello"}] * ITEMS_MAX
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": {}}}] * ITEMS_MAX
 
 
 def served(root: str, **changes: Any) -> ServedModel:
@@ -79,6 +87,11 @@ def chat(*roles: str, **changes: Any) -> ChatPrompt:
     """A message `hello` from each role."""
     messages = [{"role": role, "content": "hello"} for role in roles]
     return ChatPrompt(messages=messages, **changes)
+
+
+def long_chat(role: str) -> ChatPrompt:
+    """More new text than is tokenized at once."""
+    return ChatPrompt(messages=[{"role": role, "content": "hello " * NEW_AT_ONCE_BYTES}])
 
 
 @pytest.fixture
@@ -135,15 +148,35 @@ async def test_the_last_prompt_with_a_full_block_is_known(
     assert (encoded.packed, encoded.last_packed) == (prompts[0], prompts[last])
 
 
-@pytest.mark.parametrize(("keep", "expected"), [(2, [8, 9]), (-1, [6, 7, 8, 9]), (99, range(10))])
+@pytest.mark.parametrize(
+    ("keep", "output_tokens_max", "expected"),
+    [
+        (2, None, [8, 9]),
+        (-1, None, [6, 7, 8, 9]),
+        (-1, 0, [6, 7, 8, 9]),
+        (-1, 3, [7, 8, 9]),
+        (99, None, range(10)),
+    ],
+)
 async def test_a_truncated_prompt_keeps_its_end(
-    tokenizers: ModelTokenizers, keep: int, expected: Any
+    tokenizers: ModelTokenizers, keep: int, output_tokens_max: int | None, expected: Any
 ) -> None:
-    """As the engine will truncate it; -1 stands for the model's limit."""
+    """As vLLM will: -1 is the model's limit, less a token where the answer is bounded."""
     prompt = TokenPrompt(packed=(pack_tokens(range(10)),))
     model = served("/nonexistent", max_model_len_tokens=4)
-    encoded = await tokenizers.encode(model, call(prompt, truncate_prompt_tokens=keep))
+    told = call(prompt, truncate_prompt_tokens=keep, output_tokens_max=output_tokens_max)
+    encoded = await tokenizers.encode(model, told)
     assert encoded.packed == pack_tokens(list(expected))
+
+
+async def test_a_prompt_that_the_engine_cuts_is_not_too_long(tokenizers: ModelTokenizers) -> None:
+    """It fills the model's whole context, and vLLM answers; the same prompt uncut it refuses."""
+    model, whole = served("/x", max_model_len_tokens=4), pack_tokens(range(4))
+    cut = call(TokenPrompt(packed=(whole,)), truncate_prompt_tokens=-1)
+    refuse_too_long(await tokenizers.encode(model, cut), model, cut)
+    uncut = call(TokenPrompt(packed=(whole,)))
+    with pytest.raises(RequestInvalid, match="at least one of them for the answer"):
+        refuse_too_long(await tokenizers.encode(model, uncut), model, uncut)
 
 
 async def test_token_ids_need_no_tokenizer(tokenizers: ModelTokenizers) -> None:
@@ -202,8 +235,66 @@ async def test_a_slow_tokenizer_meets_its_deadline(root: str) -> None:
     await tokenizers.encode(served(root), call(chat("user")))  # loaded
     tokenizers._deadline_s = 0.05
     async with all_threads_busy(tokenizers):
-        cause = await unknown(tokenizers, served(root), chat("user"))
+        cause = await unknown(tokenizers, served(root), long_chat("user"))
     assert cause is DegradedCause.TOKENIZER_SLOW
+    tokenizers.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "at_once"),
+    [
+        (chat("user", "assistant", "user"), True),
+        (TextPrompt(texts=("hello world",)), True),
+        (chat(*["user"] * (ITEMS_MAX + 1)), False),
+        (chat("user", tools=[{"type": "function"}] * ITEMS_MAX), False),
+        (ChatPrompt(messages=[{"role": "user", "content": PARTS}]), False),
+        (ChatPrompt(messages=[{"role": "assistant", "content": "", "tool_calls": CALLS}]), False),
+        (ChatPrompt(messages=[{"role": "user", "content": "<s>" * (FOUND_MAX + 1)}]), False),
+        (TextPrompt(texts=("hello",) * (ITEMS_MAX + 1)), False),
+        (long_chat("user"), False),
+        (TextPrompt(texts=("hello " * NEW_AT_ONCE_BYTES,)), False),
+    ],
+)
+async def test_only_what_takes_no_time_is_done_on_the_loop(
+    root: str, prompt: Prompt, at_once: bool
+) -> None:
+    """Few messages and parts, few added tokens, little new text: all else needs a thread."""
+    tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0)
+    await tokenizers.encode(served(root), call(chat("user")))  # loaded
+    tokenizers._deadline_s = 0.05
+    async with all_threads_busy(tokenizers):
+        if at_once:
+            encoded = await tokenizers.encode(served(root), call(prompt))
+            assert encoded.prompt_tokens > 1
+        else:
+            cause = await unknown(tokenizers, served(root), prompt)
+            assert cause is DegradedCause.TOKENIZER_SLOW
+    tokenizers.close()
+
+
+@pytest.mark.parametrize("cache_bytes_max", [0, 1 << 20])
+def test_at_once_means_the_same_ids(root: str, cache_bytes_max: int) -> None:
+    """Of little text, also where there is nothing to be remembered; of much when it is known."""
+    backend = LoadedTokenizer.load(root, cache_bytes_max=0).encoder._backend
+    encoder = Encoder(backend, cache_bytes_max=cache_bytes_max)
+    little, much = ["<s>hello <s>world"], ["<s>" + "hello " * NEW_AT_ONCE_BYTES]
+    ids = encoder.encode_at_once(little, add_special_tokens=True)
+    assert ids == encoder.encode(little, add_special_tokens=True)
+    assert encoder.encode_at_once(much, add_special_tokens=False) is None
+    ids = encoder.encode(much, add_special_tokens=False)
+    again = encoder.encode_at_once(much, add_special_tokens=False)
+    assert again == (ids if cache_bytes_max else None)
+
+
+async def test_a_body_of_many_bytes_is_left_to_threads(root: str) -> None:
+    """However little of it is new."""
+    tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0)
+    await tokenizers.encode(served(root), call(chat("user")))
+    tokenizers._deadline_s = 0.05
+    big = call(chat("user"), body=b"x" * (BYTES_MAX + 1))
+    async with all_threads_busy(tokenizers):
+        with pytest.raises(TokensUnknown):
+            await tokenizers.encode(served(root), big)
     tokenizers.close()
 
 
@@ -212,10 +303,10 @@ async def test_a_full_queue_is_said_at_once(root: str) -> None:
     tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0, waiting_max=1)
     await tokenizers.encode(served(root), call(chat("user")))  # loaded
     async with all_threads_busy(tokenizers), asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(tokenizers.encode(served(root), call(chat("user"))))
+        waiting = tasks.create_task(tokenizers.encode(served(root), call(long_chat("user"))))
         await until(lambda: tokenizers._pool._pieces == 2, "one waits")
         async with asyncio.timeout(5):
-            cause = await unknown(tokenizers, served(root), chat("user"))
+            cause = await unknown(tokenizers, served(root), long_chat("tool"))
         waiting.cancel()
     assert cause is DegradedCause.TOKENIZER_BUSY
     tokenizers.close()
@@ -226,13 +317,13 @@ async def test_what_came_too_late_is_remembered(root: str, monkeypatch: pytest.M
     tokenizers = ModelTokenizers(paths={}, threads=1, deadline_s=30.0)
     await tokenizers.encode(served(root), call(chat("user")))
     encoder = tokenizers._loads[root].tokenizer.encoder  # type: ignore[union-attr]
-    late, release, encode = chat("user", "tool"), threading.Event(), LoadedTokenizer.encode
+    late, release, ids = long_chat("tool"), threading.Event(), LoadedTokenizer.ids
 
-    def slowly(loaded: LoadedTokenizer, prompt: ChatPrompt) -> tuple[bytes, ...]:
+    def slowly(loaded: LoadedTokenizer, *of: Any) -> tuple[bytes, ...]:
         release.wait(30)
-        return encode(loaded, prompt)
+        return ids(loaded, *of)
 
-    monkeypatch.setattr(LoadedTokenizer, "encode", slowly)
+    monkeypatch.setattr(LoadedTokenizer, "ids", slowly)
     tokenizers._deadline_s, before = 0.05, encoder.cache_bytes
     assert await unknown(tokenizers, served(root), late) is DegradedCause.TOKENIZER_SLOW
     assert encoder.cache_bytes == before
