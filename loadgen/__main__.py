@@ -1,11 +1,11 @@
-"""Command line: `python -m loadgen replay | generate | report | consistency`."""
+"""Command line: `python -m loadgen replay | generate | convert | report | consistency`."""
 
 import resource
 import signal
 import sys
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import uvloop
 from rich.console import Console
@@ -13,9 +13,15 @@ from rich.markup import escape
 
 from loadgen import arrivals
 from loadgen.client import Target, first_model
-from loadgen.config import ConsistencyConfig, GenerateConfig, ReplayConfig, ReportConfig, parse
+from loadgen.config import (
+    ConsistencyConfig,
+    ConvertConfig,
+    GenerateConfig,
+    ReplayConfig,
+    ReportConfig,
+    parse,
+)
 from loadgen.errors import LoadgenError, OutputError, TraceError
-from loadgen.generate import ChatWorkload, generate
 from loadgen.metrics import Slo
 from loadgen.outputs import check_output
 from loadgen.progress import show_progress
@@ -23,7 +29,14 @@ from loadgen.records import Run, read_run, write_run
 from loadgen.replay import ReplayResult, replay
 from loadgen.report import console_table, figures_json
 from loadgen.slicing import SliceSpec, summarise, summary_lines, take_slice
-from loadgen.trace import TraceRow, check_kind, read_trace, write_trace
+from loadgen.trace import WRITTEN_SUFFIXES, TraceRow, check_kind, read_trace, write_trace
+from loadgen.workloads.generators import generated_rows
+from loadgen.workloads.options import ReadOptions
+from loadgen.workloads.ordering import by_arrival
+from loadgen.workloads.reading import Span, read_rows
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 EXIT_NOTHING_SUCCEEDED = 1
 EXIT_VERDICT_FAILED = 1
@@ -34,18 +47,20 @@ _FILES_PER_REQUEST = 2  # a connection, and slack for those being closed
 
 def main(arguments: list[str]) -> int:
     """Run one command; returns the exit status."""
-    config = parse(arguments)
     console = Console()
     try:
+        config = parse(arguments)
         match config:
             case ReplayConfig():
-                return _replay(config, console)
+                status = _replay(config, console)
             case GenerateConfig():
-                return _generate(config, console)
+                status = _generate(config, console)
+            case ConvertConfig():
+                status = _convert(config, console)
             case ReportConfig():
-                return _report(config, console)
+                status = _report(config, console)
             case ConsistencyConfig():
-                return _consistency(config, console)
+                status = _consistency(config, console)
             case unknown:
                 assert_never(unknown)
     except (LoadgenError, OSError) as exc:
@@ -53,14 +68,14 @@ def main(arguments: list[str]) -> int:
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    return status
 
 
 def _replay(config: ReplayConfig, console: Console) -> int:
     trace = read_trace(config.trace, skip_bad_rows=config.skip_bad_rows)
     if trace.skipped_rows_count:
         console.print(f"left out {trace.skipped_rows_count} broken rows", style="yellow")
-    names = {f.name for f in fields(SliceSpec)}
-    spec = SliceSpec(**{k: v for k, v in vars(config).items() if k in names})
+    spec = SliceSpec(**_fields_of(SliceSpec, config))
     rows = take_slice(trace.rows, spec)
     schedule = _schedule(config, rows)
     check_output("out", config.out)
@@ -124,19 +139,42 @@ def _schedule(config: ReplayConfig, rows: tuple[TraceRow, ...]) -> arrivals.Sche
 
 
 def _generate(config: GenerateConfig, console: Console) -> int:
-    options = asdict(config)
-    path = Path(options.pop("out"))
-    try:
-        check_kind(path)
-    except TraceError as exc:
-        raise OutputError("out", str(exc)) from exc
-    check_output("out", path)
-    rows = generate(ChatWorkload(**options))
+    path = _trace_output("out", config.out)
+    rows = generated_rows(config)
     write_trace(path, rows)
     for label, text in summary_lines(summarise(rows)).items():
         console.print(f"{label:>14}  {text}", markup=False, soft_wrap=True)
     console.print(f"trace: {escape(str(path))}")
     return 0
+
+
+def _convert(config: ConvertConfig, console: Console) -> int:
+    path = _trace_output("output", config.output)
+    options = ReadOptions(**_fields_of(ReadOptions, config))
+    rows = read_rows(
+        [Path(trace) for trace in config.traces], options, Span(**_fields_of(Span, config))
+    )
+    count = write_trace(path, by_arrival(rows))
+    console.print(f"{count:,} requests")
+    console.print(f"trace: {escape(str(path))}")
+    return 0
+
+
+def _trace_output(option: str, name: str) -> Path:
+    """The path of a trace to be written, checked."""
+    path = Path(name)
+    try:
+        check_kind(path, WRITTEN_SUFFIXES)
+    except TraceError as exc:
+        raise OutputError(option, str(exc)) from exc
+    check_output(option, path)
+    return path
+
+
+def _fields_of(kind: "type[DataclassInstance]", config: object) -> dict[str, Any]:
+    """The options of a command that are also fields of `kind`."""
+    names = {f.name for f in fields(kind)}
+    return {name: value for name, value in vars(config).items() if name in names}
 
 
 def _report(config: ReportConfig, console: Console) -> int:

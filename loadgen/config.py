@@ -1,13 +1,24 @@
 """Options of the commands; each field is one option of the command line."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jsonargparse import auto_cli
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+from jsonargparse.typing import (
+    ClosedUnitInterval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    restricted_number_type,
+)
 
 from loadgen.tokens import VOCABULARY_TOKENS_MAX
+from loadgen.workloads.agents import AgentSessions
+from loadgen.workloads.hot_prefix import HotPrefix
+from loadgen.workloads.options import PromptMaking
 
 VocabularySize = restricted_number_type(
     "VocabularySize", int, [(">=", 2), ("<=", VOCABULARY_TOKENS_MAX)]
@@ -19,7 +30,8 @@ _SWITCHES = ("--quick", "--find_capacity")
 _DESCRIPTION = """
 Measure a fleet through any OpenAI-compatible URL: replay a trace or a generated workload open loop,
 keep every token's arrival, and report TTFT, TPOT, goodput and hit ratio. To begin, make a workload
-with "generate --out chat.jsonl.gz" and run it with "replay --trace chat.jsonl.gz --url URL".
+with "generate --out chat.jsonl.gz", or of a trace with "convert", and run it with
+"replay --trace chat.jsonl.gz --url URL".
 """
 
 
@@ -31,7 +43,7 @@ class ReplayConfig:
     was measured until then is kept).
 
     Args:
-        trace: trace file, Mooncake or Timestable format (.jsonl, .jsonl.gz); see loadgen/trace.py
+        trace: trace file, Timestable, Mooncake or Bailian format; convert others first
         url: base URL of a router or of a bare engine
         model: model name in the requests; the URL's first model unless given
         out: file of the raw records (.jsonl, .jsonl.gz), input of the report command
@@ -97,26 +109,89 @@ class ReplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """Write a generated chat workload, shaped by published statistics, as a trace file.
+    """Write a generated workload as a trace file.
+
+    chat: shaped by published chat traces. chat_mix, api_mix: with the reuse of "KVCache Cache in
+    the Wild" (62 % and 54 %). hot_prefix: one prefix much hotter than its holders can bear, or
+    not. agents: long sessions over a shared tool-and-system prefix. See docs/traces.md.
 
     Args:
         out: trace file to write (.jsonl, .jsonl.gz)
+        workload: which one
         requests_count: rows
-        session_rate: new sessions per second; each has about 1.5 requests
-        system_prompts_count: distinct system prompts, of zipf popularity
-        turns_max: most turns of a session
-        prompt_tokens_max: longest prompt
-        block_size_tokens: grain of the block ids
+        session_rate: chat: new sessions per second; each has about 1.5 requests
+        system_prompts_count: chat: distinct system prompts, of zipf popularity
+        turns_max: chat: most turns of a session
+        prompt_tokens_max: chat: longest prompt
+        block_size_tokens: chat: grain of the block ids
+        mix_session_rate: chat_mix, api_mix: sessions per second; their own (1 and 20) unless given
+        hot_prefix: options of hot_prefix
+        agents: options of agents
         seed: equal options and seed give an equal file
     """
 
     out: str
+    workload: Literal["chat", "chat_mix", "api_mix", "hot_prefix", "agents"] = "chat"
     requests_count: PositiveInt = 1000
     session_rate: PositiveFloat = 2.2
     system_prompts_count: PositiveInt = 12
     turns_max: PositiveInt = 32
     prompt_tokens_max: PositiveInt = 126_000
     block_size_tokens: PositiveInt = 128
+    mix_session_rate: PositiveFloat | None = None
+    hot_prefix: HotPrefix = field(default_factory=HotPrefix)
+    agents: AgentSessions = field(default_factory=AgentSessions)
+    seed: NonNegativeInt = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    """Write any readable trace in the Timestable format, in order of arrival.
+
+    Formats, told apart by their fields: Timestable, Mooncake, Bailian, Azure 2023, weka, tau-bench,
+    LMCache agents, ragpulse (trace and components), ServeGen (rates and lengths). Several traces
+    are mixed, their blocks and sessions kept apart. See docs/traces.md.
+
+    Args:
+        traces: the files, before or after the options (.jsonl, .jsonl.gz, .jsonl.zst)
+        output: trace file to write (.jsonl, .jsonl.gz)
+        prompts: azure, servegen: unique = no prompt shares a token, reuse = each begins with ...
+        reuse_ratio: ... this share of it in common with its group
+        reuse_groups_count: azure: groups, of zipf popularity; in servegen a client is a group
+        block_size_tokens: grain of block ids where the trace has none
+        text_as: lmcache, tau-bench: block ids of the text, or the text itself
+        chars_per_token: lmcache, tau-bench: characters of text per token
+        session_rate: weka, tau-bench: sessions that begin per second; lmcache: instead of its own
+        shared_prefix: weka: sessions with equal tool and system parts share them
+        tool_think_s: tau-bench: mean pause before a call that answers a tool
+        user_think_s: tau-bench: mean pause before a call that answers a person
+        ttft_s: tau-bench: assumed time to first token
+        tpot_s: tau-bench: assumed time per further token
+        from_s: leave out what arrives before
+        duration_s: and what arrives this long after from_s, or later
+        rows_max: read no more requests than this
+        lines_max: read no more lines of requests than this; conversations, in weka and tau-bench
+        seed: equal options and seed give an equal file
+    """
+
+    traces: list[str]
+    output: str
+    prompts: PromptMaking | None = None
+    reuse_ratio: ClosedUnitInterval = 0.5
+    reuse_groups_count: PositiveInt = 20
+    block_size_tokens: PositiveInt = 64
+    text_as: Literal["blocks", "text"] = "blocks"
+    chars_per_token: PositiveFloat = 4.0
+    session_rate: PositiveFloat | None = None
+    shared_prefix: bool = True
+    tool_think_s: PositiveFloat = 1.0
+    user_think_s: PositiveFloat = 20.0
+    ttft_s: PositiveFloat = 0.5
+    tpot_s: PositiveFloat = 0.03
+    from_s: NonNegativeFloat = 0.0
+    duration_s: PositiveFloat | None = None
+    rows_max: PositiveInt | None = None
+    lines_max: PositiveInt | None = None
     seed: NonNegativeInt = 0
 
 
@@ -166,7 +241,7 @@ class ConsistencyConfig:
     find_capacity: bool = False
 
 
-Config = ReplayConfig | GenerateConfig | ReportConfig | ConsistencyConfig
+Config = ReplayConfig | GenerateConfig | ConvertConfig | ReportConfig | ConsistencyConfig
 
 
 def parse(arguments: Sequence[str]) -> Config:
@@ -178,6 +253,7 @@ def parse(arguments: Sequence[str]) -> Config:
         {
             "replay": ReplayConfig,
             "generate": GenerateConfig,
+            "convert": ConvertConfig,
             "report": ReportConfig,
             "consistency": ConsistencyConfig,
         },
@@ -186,6 +262,21 @@ def parse(arguments: Sequence[str]) -> Config:
         default_env=True,
         env_prefix="TIMESTABLE_LOADGEN",
         as_positional=False,
-        args=[f"{a}=true" if a in _SWITCHES else a for a in arguments],
+        args=[f"{a}=true" if a in _SWITCHES else a for a in _traces_named(arguments)],
     )
     return config
+
+
+def _traces_named(arguments: Sequence[str]) -> list[str]:
+    """`convert A B --output C` as `convert --output C --traces ["A", "B"]`."""
+    if not arguments or arguments[0] != "convert":
+        return list(arguments)
+    files: list[str] = []
+    options: list[str] = []
+    takes_value = False
+    for argument in arguments[1:]:
+        is_option = argument.startswith("-")
+        (options if is_option or takes_value else files).append(argument)
+        takes_value = is_option and "=" not in argument and argument not in ("-h", "--help")
+    named = [f"--traces={json.dumps(files)}"] if files else []
+    return ["convert", *options, *named]

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from loadgen.trace import TraceRow
+from loadgen.trace_row import TraceRow
 
 
 def previous_turns(rows: Sequence[TraceRow]) -> tuple[int | None, ...]:
     """For each row the index of the row it continues, None for a first turn.
 
-    A labelled row continues the row before it with the same session_id. An unlabelled one
+    A row that names its parent continues that one, if it is among the rows before. Another labelled
+    row continues the row before it with the same session_id. An unlabelled one
     continues the latest earlier row all of whose full blocks it begins with, provided those are
     more than the leading blocks common to every row (a system prompt is no conversation).
     """
@@ -16,11 +17,19 @@ def previous_turns(rows: Sequence[TraceRow]) -> tuple[int | None, ...]:
     node_of: dict[tuple[int, int], int] = {}  # (parent node, block id) -> node of the chain
     last_row_at: dict[int, int] = {}  # node -> latest row whose full blocks end there
     last_of_session: dict[str, int] = {}
+    row_of: dict[str, int] = {}
     previous: list[int | None] = []
     for index, row in enumerate(rows):
+        named = None if row.parent_id is None else row_of.get(row.parent_id)
+        if row.request_id is not None:
+            row_of[row.request_id] = index
         if row.session_id is not None:
-            previous.append(last_of_session.get(row.session_id))
+            before = last_of_session.get(row.session_id)
+            previous.append(before if named is None else named)
             last_of_session[row.session_id] = index
+            continue
+        if named is not None:
+            previous.append(named)
             continue
         parent: int | None = None
         node = -1

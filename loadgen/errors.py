@@ -48,3 +48,7 @@ class OutputError(LoadgenError):
 
 class EndpointError(LoadgenError):
     """The URL under test is malformed or tells nothing about its model."""
+
+
+class WorkloadError(LoadgenError):
+    """A generated workload, or a rate asked of one, is impossible; the setting is named."""

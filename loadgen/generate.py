@@ -22,7 +22,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.trace import TraceRow
+from loadgen.trace_row import TraceRow
+from loadgen.workloads.blocks import FreshIds, zipf
 
 _TURNS_POSSIBLE_MAX = 1000
 
@@ -87,18 +88,6 @@ class ChatWorkload:
 
 
 @dataclass(slots=True)
-class _BlockIds:
-    """Hands out ids that were never used before."""
-
-    used_count: int = 0
-
-    def take(self, blocks_count: int) -> list[int]:
-        first = self.used_count
-        self.used_count += blocks_count
-        return list(range(first, self.used_count))
-
-
-@dataclass(slots=True)
 class _Draws:
     """The random choices of a workload, each named once."""
 
@@ -110,8 +99,8 @@ class _Draws:
     def __post_init__(self) -> None:
         w = self.workload
         self.generator = np.random.default_rng(w.seed)
-        self.turn_probabilities = _zipf(w.turns_max, w.turns_zipf_exponent)
-        self.prompt_probabilities = _zipf(w.system_prompts_count, w.system_prompt_zipf_exponent)
+        self.turn_probabilities = zipf(w.turns_max, w.turns_zipf_exponent)
+        self.prompt_probabilities = zipf(w.system_prompts_count, w.system_prompt_zipf_exponent)
 
     def session_gap_s(self) -> float:
         return float(self.generator.exponential(1 / self.workload.session_rate))
@@ -161,7 +150,7 @@ class _Draws:
 def generate(workload: ChatWorkload) -> tuple[TraceRow, ...]:
     """The first `requests_count` rows of the workload in order of arrival, sessions labelled."""
     draws = _Draws(workload)
-    ids = _BlockIds()
+    ids = FreshIds()
     system_prompts = [
         ids.take(draws.system_prompt_blocks(rank)) for rank in range(workload.system_prompts_count)
     ]
@@ -182,8 +171,8 @@ def _session(
     session: int,
     starts_s: float,
     draws: _Draws,
-    ids: _BlockIds,
-    system_prompts: list[list[int]],
+    ids: FreshIds,
+    system_prompts: list[range],
 ) -> Iterator[TraceRow]:
     """The turns of one session. Blocks are named once: a partly filled one keeps its id."""
     workload = draws.workload
@@ -211,10 +200,3 @@ def _session(
         )
         prompt_tokens += answer_tokens
         arrival_s += draws.turn_gap_s()
-
-
-def _zipf(count: int, exponent: float) -> npt.NDArray[np.float64]:
-    """Probabilities of ranks 1 .. count, proportional to rank^-exponent; they add up to 1."""
-    weights = np.arange(1, count + 1, dtype=float) ** -exponent
-    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
-    return probabilities

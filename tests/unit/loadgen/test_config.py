@@ -1,14 +1,18 @@
 """The command line: commands, options, and errors that name the option."""
 
+import json
 from pathlib import Path
 
 import pytest
+import trace_samples
 
 from loadgen.__main__ import main
 from loadgen.config import GenerateConfig, ReplayConfig, parse
 from loadgen.errors import OutputError
 from loadgen.outputs import check_output
 from loadgen.trace import read_trace
+from loadgen.workloads.options import ReadOptions
+from loadgen.workloads.reading import read_rows
 
 
 def test_options_of_a_command_become_its_config() -> None:
@@ -87,6 +91,58 @@ def test_generate_refuses_an_ending_that_replay_refuses(
     assert main(["generate", "--out", str(out)]) == 2
     assert f"error: out: {out}: unknown kind of file" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("workload", ["chat", "chat_mix", "api_mix", "hot_prefix", "agents"])
+def test_every_workload_is_written_in_order_of_arrival(tmp_path: Path, workload: str) -> None:
+    """What is generated under a name reads back, sessions and categories with it."""
+    out = tmp_path / "t.jsonl"
+    options = ["--workload", workload, "--requests_count", "30"]
+    assert main(["generate", "--out", str(out), *options]) == 0
+    arrivals = [json.loads(line)["arrival_s"] for line in out.read_text().splitlines()]
+    assert (30, sorted(arrivals)) == (len(arrivals), arrivals)
+    assert all(row.session_id for row in read_trace(out).rows)
+
+
+def test_setting_of_a_workload_is_checked_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nested options have dots in their names; a bad one is status 2, not a traceback."""
+    out = tmp_path / "t.jsonl"
+    options = ["--workload=hot_prefix", "--hot_prefix.hot_ratio=7"]
+    assert main(["generate", "--out", str(out), *options]) == 2
+    assert "error: hot_prefix.hot_ratio must be 0 to 1" in capsys.readouterr().err
+
+
+def test_convert_writes_any_trace_in_order_of_arrival(tmp_path: Path) -> None:
+    """Conversations that overlap come out interleaved; everything known of a row is kept."""
+    trace = trace_samples.write(tmp_path / "w.jsonl", trace_samples.WEKA)
+    out = tmp_path / "t.jsonl.gz"
+    assert main(["convert", str(trace), "--output", str(out), "--session_rate", "0.2"]) == 0
+    options = ReadOptions(session_rate=0.2)
+    expected = sorted(read_rows([trace], options), key=lambda row: row.arrival_s)
+    assert tuple(expected) == read_trace(out).rows
+    assert [row.session_id for row in expected] != sorted(str(row.session_id) for row in expected)
+
+
+def test_convert_takes_files_before_and_after_its_options(tmp_path: Path) -> None:
+    """A trace of two files is one trace."""
+    rates = trace_samples.write(tmp_path / "r.jsonl", trace_samples.SERVEGEN_RATES)
+    lengths = trace_samples.write(tmp_path / "l.jsonl", trace_samples.SERVEGEN_LENGTHS)
+    out = tmp_path / "t.jsonl"
+    options = ["--prompts=unique", "--rows_max", "9", "--output", str(out)]
+    assert main(["convert", str(rates), *options, str(lengths)]) == 0
+    assert len(read_trace(out).rows) == 9
+
+
+def test_convert_that_fails_leaves_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The choice that is missing is named; neither a part nor an old name is left."""
+    trace = trace_samples.write(tmp_path / "a.jsonl", trace_samples.AZURE)
+    assert main(["convert", str(trace), "--output", str(tmp_path / "t.jsonl")]) == 2
+    assert "choose --prompts unique" in capsys.readouterr().err
+    assert [trace] == list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("option", ["out", "html", "json"])

@@ -56,6 +56,20 @@ def test_every_request_ends_and_every_counter_is_zero(shares: bool) -> None:
     assert not any(e.running_count + e.waiting_count for e in fleet.engines)
 
 
+def test_every_policy_plays_and_leaves_nothing() -> None:
+    """The router's own policies, each with a memory per virtual router; twice the same run."""
+    sessions = draw_sessions(WorkloadSpec(session_rate=8, duration_s=1.0), 1)
+    spec = FleetSpec(routers_count=2, end_s=1.0, instances_count=4)
+    for name, policy in POLICIES.items():
+        fleet, again = (VirtualFleet(spec, policy, 1) for _ in range(2))
+        records = fleet.play(sessions).records
+        assert records, name
+        assert records == again.play(sessions).records, name
+        assert not fleet.books.entries, name
+        assert not fleet.books.slots["reserved_requests"].any(), name
+        assert not fleet.books.slots["reserved_prefill_tokens"].any(), name
+
+
 def test_a_workload_does_not_depend_on_the_number_of_routers() -> None:
     """First turns are the same requests at the same time."""
     first, second = (played(routers=n, shares=True) for n in (1, 8))

@@ -142,7 +142,7 @@ def test_line_above_the_limit_is_one_broken_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An endless line is cut off and the next line is read as usual."""
-    monkeypatch.setattr("loadgen.trace.LINE_BYTES_MAX", 200)
+    monkeypatch.setattr("loadgen.workloads.fields.LINE_BYTES_MAX", 200)
     path = tmp_path / "t.jsonl"
     path.write_text('"' + "x" * 1000 + '"\n' + json.dumps(OURS) + "\n")
     trace = read_trace(path, skip_bad_rows=True)

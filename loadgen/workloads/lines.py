@@ -1,0 +1,63 @@
+"""Lines of a trace file: plain, gzip or Zstandard, never more than one line in memory."""
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen.errors import TraceError
+from loadgen.workloads import fields
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)
+
+TRACE_SUFFIXES = (".jsonl", ".gz", ".zst")
+WRITTEN_SUFFIXES = (".jsonl", ".gz")
+
+
+def check_kind(path: Path, suffixes: tuple[str, ...] = TRACE_SUFFIXES) -> None:
+    """Refuse a name with none of the endings. Raises TraceError."""
+    if path.suffix not in suffixes:
+        names = " or ".join(s if s == ".jsonl" else f".jsonl{s}" for s in suffixes)
+        raise TraceError(path, f"unknown kind of file; expected {names}")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Non-empty lines with their numbers from 1; a line over the limit comes cut at the limit.
+
+    Raises:
+        TraceError: missing, of an unknown kind, unreadable or truncated.
+    """
+    if not path.exists():
+        raise TraceError(path, "does not exist")
+    check_kind(path)
+    try:
+        stream: io.BufferedIOBase
+        if path.suffix == ".zst":
+            stream = zstd.ZstdFile(path)
+        elif path.suffix == ".gz":
+            stream = gzip.GzipFile(path)
+        else:
+            stream = path.open("rb")
+        with stream:
+            yield from _lines(stream)
+    except _UNREADABLE as exc:
+        raise TraceError(path, f"cannot be read: {exc}") from exc
+
+
+def _lines(stream: io.BufferedIOBase) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := stream.readline(fields.LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > fields.LINE_BYTES_MAX:
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = stream.readline(fields.LINE_BYTES_MAX)
+        if line.strip():
+            yield number, line
