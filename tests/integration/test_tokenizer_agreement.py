@@ -18,6 +18,7 @@ from tokenizer_kinds import SHIPPED
 from waiting import until, until_equal
 
 from indexer.contract.block_hash import pack_tokens
+from router import telemetry
 from router.eligibility import Roster
 from router.index.known_fleets import ServedModel
 from router.requests.api_call import ChatPrompt
@@ -25,6 +26,12 @@ from router.tokens import agreement
 from router.tokens.tokenize import ModelTokenizers
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_yet() -> None:
+    """Gauges are the process's: another test's router may have left one of this model."""
+    telemetry.TOKENIZER_AGREES.clear()
 
 
 @pytest.fixture

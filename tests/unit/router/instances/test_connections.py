@@ -1,6 +1,7 @@
 """Connections to engines notice when a host is gone that says nothing any more."""
 
 import asyncio
+import contextlib
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -17,10 +18,15 @@ from router.instances.http_wire import Origin
 @asynccontextmanager
 async def connected() -> AsyncIterator[EngineConnection]:
     """A connection to something that takes requests and never answers."""
+    closed = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        closed.set()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
@@ -30,6 +36,8 @@ async def connected() -> AsyncIterator[EngineConnection]:
         yield made
         made.abort()
         connections.close()
+        async with asyncio.timeout(5.0):
+            await closed.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels name these options differently")
