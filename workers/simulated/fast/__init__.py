@@ -1,0 +1,1 @@
+"""The simulated engine for long traces: the same schedule, computed in spans of steps."""

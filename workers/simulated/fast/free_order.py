@@ -1,0 +1,122 @@
+"""Which free blocks go next, many at a time. Pure.
+
+What an engine needs of an eviction policy is `EvictionOrder`; `LeastRecentlyFreed` is vLLM's and
+equals `workers.simulated.eviction.LeastRecentlyUsed` block by block.
+"""
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+BlockIds = npt.NDArray[np.intp]
+
+_CHUNK_BLOCKS = 64  # looked at together at least: a numpy call costs as much as this many blocks
+_ENTRIES_PER_BLOCK_MAX = 4  # of the queue, over the capacity, before stale ones are thrown out
+
+
+class EvictionOrder(Protocol):
+    """The free blocks of one instance, in the order of their eviction.
+
+    A free block is one that no request holds, resident or empty. `take(n)` must give what n times
+    `take(1)` would, as long as nothing is released or revived in between.
+    """
+
+    def __len__(self) -> int:
+        """Free blocks."""
+        ...
+
+    def release(self, block_ids: BlockIds) -> None:
+        """Distinct blocks became free; of a chain, the tail comes first."""
+        ...
+
+    def revive(self, block_ids: BlockIds) -> None:
+        """Free resident blocks were hit and are in use again."""
+        ...
+
+    def take(self, count: int) -> BlockIds:
+        """Take out the next `count` free blocks, the first to go first; there must be so many."""
+        ...
+
+
+class LeastRecentlyFreed:
+    """The block freed longest ago goes first, as in vLLM's free-block queue.
+
+    A queue of segments, each the blocks of one release under its stamp. A revived block stays in
+    its segment and only loses its stamp, so that whoever comes to it passes over it; all places of
+    a block before its latest are of that kind. So a release, a revival and a removal of many blocks
+    are a few array operations each.
+    """
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self._stamps = np.zeros(capacity_blocks, np.int32)  # of the last release; -1: revived
+        self._segments = deque([(0, np.arange(capacity_blocks))])
+        self._position = 0  # in the first segment
+        self._entries = self._count = capacity_blocks
+        self._entries_max = _ENTRIES_PER_BLOCK_MAX * capacity_blocks
+        self._next_stamp = 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def release(self, block_ids: BlockIds) -> None:
+        """Blocks became free, the one to evict first coming first. The array is kept."""
+        if not len(block_ids):
+            return
+        stamp = self._next_stamp
+        self._next_stamp = stamp + 1
+        self._stamps[block_ids] = stamp
+        self._segments.append((stamp, block_ids))
+        self._entries += len(block_ids)
+        self._count += len(block_ids)
+        if self._entries > self._entries_max:
+            self._compact()
+
+    def revive(self, block_ids: BlockIds) -> None:
+        """Free blocks are in use again."""
+        self._stamps[block_ids] = -1
+        self._count -= len(block_ids)
+
+    def take(self, count: int) -> BlockIds:
+        """The blocks freed longest ago, in order."""
+        assert 0 < count <= self._count, (count, self._count)
+        self._count -= count
+        parts = []
+        while count:
+            stamp, block_ids = self._segments[0]
+            position = self._position
+            end = min(position + max(count, _CHUNK_BLOCKS), len(block_ids))
+            part = block_ids[position:end]
+            fresh = self._stamps.take(part) == stamp
+            if not fresh.all():
+                places = fresh.nonzero()[0]
+                if len(places) > count:
+                    end = position + int(places[count - 1]) + 1
+                    places = places[:count]
+                part = part[places]
+            elif len(part) > count:
+                part = part[:count]
+                end = position + count
+            if len(part):
+                parts.append(part)
+                count -= len(part)
+            self._entries -= end - position
+            self._position = end
+            if end == len(block_ids):
+                self._segments.popleft()
+                self._position = 0
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _compact(self) -> None:
+        """Throw the revived blocks' old places out."""
+        kept: deque[tuple[int, BlockIds]] = deque()
+        for stamp, block_ids in self._segments:
+            ids = block_ids[self._position :]
+            self._position = 0
+            ids = ids[self._stamps.take(ids) == stamp]
+            if len(ids):
+                kept.append((stamp, ids))
+        self._segments = kept
+        self._entries = sum(len(ids) for _, ids in kept)
+        assert self._entries == self._count, (self._entries, self._count)
