@@ -12,7 +12,7 @@ import structlog
 import uvloop
 
 from router import telemetry
-from router.composition import composed
+from router.composition import Process, composed
 from router.config import EXIT_USAGE, RouterConfig, loggable, parse_config
 from router.door.api_keys import KeysInvalid
 from router.door.certificates import CertificatesUnusable
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 GARBAGE_SEARCHED_AFTER: Final = 10_000
 """More objects made than gone again; those of a hundred requests in flight are fewer."""
 
+READY_LOOK_S: Final = 1.0
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a router until SIGTERM or SIGINT; exit code 0 after an orderly drain."""
@@ -37,7 +39,6 @@ def main(args: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     lines = set_up_logging(config.log_level, config.log_format, config.process_number)
     # Requests leave no cycles behind: what searches for them would only find all that is in flight.
-    gc.freeze()
     gc.set_threshold(GARBAGE_SEARCHED_AFTER, *gc.get_threshold()[1:])
     try:
         if config.processes > 1:
@@ -62,10 +63,22 @@ async def serve(config: RouterConfig) -> int:
         signals.end_with_stdin()
     async with composed(config) as process:
         signals.reload = process.reloading.ask
+        _freeze_when_ready(process)
         await signals.first.wait()
         await process.drain(signals.second, config.drain_notice_s, config.drain_deadline_s)
     log.info("router_stopped")
     return 0
+
+
+def _freeze_when_ready(process: Process) -> None:
+    """Have the collector leave alone what is there for good, tokenizers included.
+
+    To search these objects, which are most of all, takes some 30 ms, and everybody waits.
+    """
+    if process.not_ready_reason() is None:
+        gc.freeze()
+    else:
+        asyncio.get_running_loop().call_later(READY_LOOK_S, _freeze_when_ready, process)
 
 
 class _Signals:

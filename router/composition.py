@@ -1,7 +1,8 @@
 """A router of all its parts: what is made, in which order, and how it ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -52,6 +53,7 @@ class Process:
     listeners: Listeners
     reloading: Reloading
     key_limiter: KeyLimiter
+    not_ready_reason: Callable[[], str | None]
 
     async def drain(self, hurry: asyncio.Event, notice_s: float, deadline_s: float) -> None:
         """Not ready first, then no new connections and requests, then the end of what runs.
@@ -124,7 +126,7 @@ class Parts:
             ledger=self.ledger,
             upstream=self.upstream,
             predictions=self.predictions,
-            policies=router_policies(),
+            policies=router_policies(time.monotonic),
             default_policy=config.policy,
             allow_policy_override=config.allow_policy_override,
             ejections=self.ejections,
@@ -135,6 +137,7 @@ class Parts:
             ),
             in_flight_credit=config.in_flight_credit and config.share_reservations,
             responses=self.responses,
+            aliases=config.model_aliases,
         )
 
     def api(self, config: RouterConfig, tracer: Tracer | None) -> HttpApi:
@@ -205,6 +208,7 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
                 listeners=listeners,
                 reloading=door.reloading,
                 key_limiter=parts.key_limiter,
+                not_ready_reason=api.not_ready_reason,
             )
             # Backwards: handlers make the last releases, and the ledger's farewell needs Redis.
             await listeners.close()

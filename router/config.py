@@ -17,6 +17,9 @@ ENV_PREFIX: Final = "TIMESTABLE_ROUTER"
 EXIT_USAGE: Final = 2
 PORT_MAX: Final = 65535
 
+RESPONSES_KEPT_MAX_S: Final = 30 * 24 * 3600.0
+"""Engines forget such answers when they restart, so much sooner."""
+
 ENGINE_KEEPALIVE_S: Final = 5.0
 """vLLM closes a connection that was idle for this long."""
 
@@ -57,7 +60,7 @@ class RouterConfig(DoorOptions):
         inject_usage: ask for the usage of every stream, so that predicted hits can be compared;
             clients who did not ask do not see it
         responses_kept_s: how long it is remembered which instance holds an answer of
-            /v1/responses, for requests that name it; 0 does not ask for it at all
+            /v1/responses, for requests that name it, at most 30 days; 0 does not ask for it at all
         tokenizers: model name to path or hub name of its tokenizer, where the engine's own
             does not do
         tokenize_threads: threads that render templates and tokenize
@@ -161,6 +164,11 @@ class RouterConfig(DoorOptions):
         _check_ejection(self)
         _check_traces(self)
         check_door(self)
+        if not self.responses_kept_s <= RESPONSES_KEPT_MAX_S:
+            raise ValueError(
+                f"responses_kept_s: {self.responses_kept_s:g} is above {RESPONSES_KEPT_MAX_S:.0f} "
+                "(30 days)"
+            )
         if self.keepalive_s >= ENGINE_KEEPALIVE_S:
             raise ValueError(
                 f"keepalive_s: {self.keepalive_s:g} must be below {ENGINE_KEEPALIVE_S:g}, after "

@@ -29,7 +29,7 @@ class Exchange(Protocol):
         """Read and check the request.
 
         Raises:
-            RequestInvalid, BodyTooLarge, BodyTooSlow, Overloaded, ModelForbidden.
+            RequestInvalid, BodyTooLarge, BodyTooSlow, Overloaded, Forbidden.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""The only writer of reservations: choose-and-book, first token, release; this router's lease.
+"""The only writer of reservations: choose-and-book, first token, release.
 
 Redis holds one ledger per router registration; `book.py` holds the same in memory and is the
 authority: what Redis lost is sent again whole (`sync`), what it has too much is taken back. Notes
 (awaited block, first token, release) are sent in order by one task and repeated until Redis has
-taken them, so neither a slow nor an absent Redis ever holds up an answer.
+answered, so neither a slow nor an absent Redis ever holds up an answer.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import structlog
 from prometheus_client import Counter
+from redis.exceptions import ResponseError
 
 from indexer.contract import functions, reservations
 from indexer.contract.functions import REDIS_WEATHER
@@ -24,12 +25,13 @@ from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
 from indexer.contract.waits import Waits
 from router import telemetry
-from router.book import Book, Phase, new_router_id
+from router.book import Book, Phase
 from router.candidates import candidates, in_flight, with_counters
 from router.decide import decide, rank, shortlist
 from router.eligibility import take
 from router.errors import IndexUnavailable, NoEligibleInstance
 from router.index.redis_guard import Call, RedisGuard
+from router.leases import Leases
 from router.notes import Note, NoteKind, NoteQueue
 from router.policies.base import Policy
 from router.policies.lmetric import LMetric
@@ -42,15 +44,10 @@ RESCORES_MAX: Final = 3
 
 NOTES_PER_SEND_MAX: Final = 256
 
-SYNC_EVERY_S: Final = 10.0
-"""The longest that a ledger in Redis may differ from its book after a write whose outcome is
-unknown."""
-
 NOTES_EVERY_S: Final = 0.005
 """At most so often notes are sent: under load many go together, for the price of one."""
 
 RETRY_S: Final = 0.1
-SHUTDOWN_S: Final = 2.0
 
 
 @lru_cache(maxsize=16)  # to find a series again costs more than to count
@@ -78,6 +75,7 @@ class Ledger:
         self._books: dict[FleetId, Book] = {}
         self._notes = NoteQueue()
         self._wake = asyncio.Event()
+        self._leases = Leases(link, deadline_s=deadline_s, registered=self._wake.set)
         self._next_sequence = 1
 
     # -- one request ------------------------------------------------------------------------------
@@ -163,7 +161,7 @@ class Ledger:
         rescores = 0
         while True:
             if not book.registered:
-                await self._register(book)
+                await self._leases.register(book)
             if product:  # the function breaks ties by order, so the order is the lottery's
                 places = shortlist(policy, request, snapshot, CANDIDATES_PER_RESERVE_MAX)
             else:
@@ -256,8 +254,6 @@ class Ledger:
                     telemetry.LEDGER_ERRORS.inc()
                     self._guard.failed(Call.WRITE, begun_s, error)
                     self._note_failure(error)
-                    for book in self._books.values():
-                        book.needs_sync = True
                     await self._guard.until_retry(RETRY_S)
                     continue
                 if self._failing:
@@ -269,103 +265,57 @@ class Ledger:
                 with contextlib.suppress(TimeoutError), self._pauses.one():
                     await self._wake.wait()
         finally:
-            await self._leave()
+            await self._leases.leave(self._books.values())
 
     async def _tend(self) -> bool:
-        """Tell, renew and sync what is due; whether Redis was asked anything."""
-        asked = bool(self._notes)
-        while self._notes and await self._send_notes():
+        """Tell, renew and sync what is due; whether Redis was asked anything.
+
+        A fleet whose keys fail holds up nobody: the first failure is raised at the end.
+        """
+        asked, failures = bool(self._notes), list[Exception]()
+        while self._notes and await self._send_notes(failures):
             pass  # whatever has come meanwhile goes with the next ones
-        now_s = time.monotonic()
         for book in list(self._books.values()):
-            if not book.registered or now_s - book.renewed_s >= ROUTER_LEASE_RENEW_S:
-                async with asyncio.timeout(self._deadline_s):
-                    await self._renew(book)
-                asked = True
-            if book.needs_sync or now_s - book.synced_s >= SYNC_EVERY_S:
-                await self._sync(book)
-                asked = True
+            try:
+                asked = await self._leases.tend(book) or asked
+            except REDIS_WEATHER as error:
+                book.needs_sync = True
+                failures.append(error)
+        if not all(isinstance(error, ResponseError) for error in failures):
+            for book in self._books.values():  # Redis itself may come back with less
+                book.needs_sync = True
+        if failures:
+            raise failures[0]
         return asked
 
-    async def _send_notes(self) -> bool:
-        """Send the oldest; whether there were more than one send takes."""
+    async def _send_notes(self, failures: list[Exception]) -> bool:
+        """Send the oldest; whether to send more at once.
+
+        Args:
+            failures: to which one is added when Redis did not take them all.
+        """
         batch = self._notes.take(NOTES_PER_SEND_MAX)
         calls = [note.call() for note in batch]
         try:
             with self._sends.one():
                 replies = await functions.run_all(self._link, calls)
-        except REDIS_WEATHER:
+        except ResponseError as error:
+            # Which one is refused is not known, and it would be for ever: a sync says the same.
+            self._notes.told()
+            for note in batch:
+                note.book.needs_sync = True
+            failures.append(error)
+            return len(batch) == NOTES_PER_SEND_MAX
+        except REDIS_WEATHER as error:
             self._notes.not_told(batch)
-            raise
+            failures.append(error)
+            return False
         self._notes.told()
         for note, reply in zip(batch, replies, strict=True):
             note.counter().inc()
             if reply == -1:
                 note.book.registered = False
         return len(batch) == NOTES_PER_SEND_MAX
-
-    async def _register(self, book: Book) -> None:
-        async with book.registering:
-            if book.registered:
-                return
-            fleet, router_id = book.fleet.fleet_id, new_router_id()
-            # Whatever the earlier registration still has in Redis is sent again under this one.
-            await functions.run(self._link, reservations.reap(fleet, book.router_id))
-            await functions.run(self._link, reservations.register(fleet, router_id, begin=True))
-            book.router_id, book.registered = router_id, True
-            book.renewed_s = time.monotonic()
-            book.needs_sync = bool(book.entries)
-            log.info("router_registered", router_id=router_id, fleet=book.fleet.model_scope)
-            self._wake.set()
-
-    async def _renew(self, book: Book) -> None:
-        if book.registered:
-            call = reservations.register(book.fleet.fleet_id, book.router_id, begin=False)
-            book.registered = await functions.run(self._link, call) == 1
-            book.renewed_s = time.monotonic()
-            if not book.registered:
-                telemetry.LEASES_LOST.inc()
-        await self._register(book)
-        taken = await functions.run(self._link, reservations.reap(book.fleet.fleet_id))
-        if taken:
-            router_id, count = taken
-            telemetry.REAPED.inc(count)
-            log.warning("router_reaped", router_id=router_id.decode(), reservations=count)
-
-    async def _sync(self, book: Book) -> None:
-        """Send the whole book."""
-        was_needed, book.needs_sync = book.needs_sync, False  # what comes meanwhile sets it again
-        reply = None
-        try:
-            async with asyncio.timeout(self._deadline_s), book.quiet():
-                for entry in book.entries.values():
-                    entry.in_redis = True
-                call = reservations.sync(
-                    book.fleet.fleet_id,
-                    book.router_id,
-                    book.packed(),
-                    forget_tombstones=not was_needed,
-                )
-                reply = await functions.run(self._link, call)
-        finally:
-            book.needs_sync = book.needs_sync or not reply
-        if not reply:
-            book.registered = False
-            return
-        added, taken = reply
-        if added or taken:
-            telemetry.LEDGER_CORRECTIONS.inc(added + taken)
-            log.info("ledger_corrected", booked=added, taken_back=taken)
-        book.synced_s = time.monotonic()
-
-    async def _leave(self) -> None:
-        """Give everything back, so that nobody has to wait for the lease to end."""
-        with contextlib.suppress(*REDIS_WEATHER):
-            async with asyncio.timeout(SHUTDOWN_S):
-                for book in self._books.values():
-                    if book.registered:
-                        call = reservations.reap(book.fleet.fleet_id, book.router_id)
-                        await functions.run(self._link, call)
 
     # -- small parts ------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import logging
+import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
 import structlog
@@ -13,6 +15,7 @@ from pydantic_core import to_json
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from router import telemetry
 from router.config import LogFormat
 
 HELD_MAX_S: Final = 0.1
@@ -23,15 +26,19 @@ class HeldLines:
     """Writes lines many at a time, in their order: a request's own write costs more than its line.
 
     Lines that only inform are held for `HELD_MAX_S` while an event loop runs; a warning and
-    whatever is worse goes out at once, behind what is held. Only a process that is killed without
-    a signal to it, or by one that cannot be caught, loses lines. Threads may write, too.
+    whatever is worse goes out at once, behind what is held. A process that is killed by a signal
+    that cannot be caught loses what it holds. Lines that cannot be written are lost and counted:
+    a full disk or a reader that has gone must not end a router. Threads may write, too.
 
     Args:
         out: where they go.
+        write_bytes_max: of one write, where others write to the same pipe: it takes so many bytes
+            whole, and only more may come between others' lines. None: nobody else does.
     """
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, *, write_bytes_max: int | None = None) -> None:
         self._out = out
+        self._write_bytes_max = write_bytes_max
         self._held: deque[str] = deque()
         self._writing = threading.Lock()
         self._due: asyncio.TimerHandle | None = None
@@ -64,9 +71,30 @@ class HeldLines:
         """Write what is held."""
         with self._writing:
             lines = [self._held.popleft() for _ in range(len(self._held))]
+            for some in self._at_a_time(lines):
+                try:
+                    self._out.write("\n".join(some) + "\n")
+                    self._out.flush()
+                except (OSError, ValueError):  # ValueError: it is closed
+                    telemetry.LOG_LINES_LOST.inc(len(some))
+
+    def _at_a_time(self, lines: list[str]) -> Iterator[list[str]]:
+        """What goes out in one write."""
+        if self._write_bytes_max is None:
             if lines:
-                self._out.write("\n".join(lines) + "\n")
-                self._out.flush()
+                yield lines
+            return
+        some: list[str] = []
+        some_bytes = 0
+        for line in lines:
+            line_bytes = len(line.encode(errors="surrogatepass")) + 1
+            if some and some_bytes + line_bytes > self._write_bytes_max:
+                yield some
+                some, some_bytes = [], 0
+            some.append(line)
+            some_bytes += line_bytes
+        if some:
+            yield some
 
     def _fell_due(self) -> None:
         self._due = None
@@ -96,7 +124,8 @@ def set_up_logging(
         colors = sys.stdout.isatty()
         rendered = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     numbered = [] if process_number is None else [_numbered(process_number)]
-    lines = HeldLines(sys.stdout)
+    alone = process_number is None
+    lines = HeldLines(sys.stdout, write_bytes_max=None if alone else select.PIPE_BUF)
     structlog.configure(
         processors=[
             _unfolded,

@@ -4,8 +4,9 @@ Where that one cannot take it, the request is decided like any other, and whiche
 to says itself that it holds no such answer.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -13,9 +14,19 @@ from indexer.contract.records import SlotFlag
 from indexer.contract.responses import Holder
 from router.door.visitor import Caller
 from router.eligibility import Sighting, take
-from router.errors import ModelForbidden
+from router.errors import Forbidden
 from router.index.known_fleets import ServedModel
+from router.requests.api_call import Cost
 from router.snapshot import FleetSnapshot
+
+_NOT_WITHOUT_MODEL: Final = (
+    "This key is not for the model that answers without `model`: name one that it is for. "
+    "GET /v1/models lists them."
+)
+_NOT_HELD_FOR: Final = (
+    "This key is for no model of the engines that may hold this answer. "
+    "GET /v1/models lists those that it is for."
+)
 
 
 def served_at(holder: Holder | None, models: Mapping[str, ServedModel]) -> ServedModel | None:
@@ -30,20 +41,44 @@ def served_at(holder: Holder | None, models: Mapping[str, ServedModel]) -> Serve
     return next(iter(of_scope or of_fleet), None)
 
 
-def refuse_foreign(
-    caller: Caller | None, served: ServedModel, models: Iterable[ServedModel]
-) -> None:
-    """Refuse a request that names no model to a key that is for none of the fleet's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """Whom a request may reach that names an answer and no model.
 
-    Raises:
-        ModelForbidden: with the fleet's model.
+    What an engine computes without a model's name its base model computes: the key has to be for
+    that one. What it only looks up may have been made with any name of its fleet, adapters' too.
+
+    Attributes:
+        caller: who asks; None: anybody.
+        aliases: name that clients may ask for -> name that engines serve.
+        cost: of the request.
     """
-    fleet = served.fleet.fleet_id
-    if caller is None or any(
-        caller.may_use(one.name) for one in models if one.fleet.fleet_id == fleet
-    ):
-        return
-    raise ModelForbidden(served.fleet.model_scope)
+
+    caller: Caller | None
+    aliases: Mapping[str, str]
+    cost: Cost
+
+    def among(
+        self, models: Mapping[str, ServedModel], holder: Holder | None
+    ) -> Mapping[str, ServedModel]:
+        """Those of these models whose fleets it may reach.
+
+        Raises:
+            Forbidden: there are none, or not those of the answer's holder; names no model.
+        """
+        caller = self.caller
+        if caller is None or caller.models is None or not models:
+            return models
+        aliased = {name: models[to] for name, to in self.aliases.items() if to in models}
+        fleets = {
+            one.fleet.fleet_id
+            for name, one in (*models.items(), *aliased.items())
+            if caller.may_use(name) and (self.cost is Cost.NONE or one.adapter is None)
+        }
+        others = {one.fleet.fleet_id for one in models.values()} - fleets
+        if not fleets or (holder is not None and any(map(holder.is_in, others))):
+            raise Forbidden(_NOT_HELD_FOR if self.cost is Cost.NONE else _NOT_WITHOUT_MODEL)
+        return {name: one for name, one in models.items() if one.fleet.fleet_id in fleets}
 
 
 def though_draining(sighting: Sighting, holder: Holder) -> Sighting:

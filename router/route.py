@@ -23,6 +23,7 @@ from router.decide import decide
 from router.dispatch import DispatchBounds, Dispatcher
 from router.door.admission import Admission
 from router.door.key_limits import KeyLimiter
+from router.door.visitor import Visitor
 from router.eligibility import Sighting, eligible_snapshot, without
 from router.errors import (
     DegradedCause,
@@ -75,6 +76,7 @@ class Router:
         allow_policy_override: whether a request may ask for one.
         ejections: instances left out for a while.
         bounds: of what is done for one request.
+        aliases: name that clients may ask for -> name that engines serve; keys may be for either.
         in_flight_credit: count what requests in prefill are about to compute.
         responses: knows who holds which answer; None: requests that name one are routed as others.
     """
@@ -95,6 +97,7 @@ class Router:
         allow_policy_override: bool,
         ejections: Ejections,
         bounds: DispatchBounds,
+        aliases: Mapping[str, str],
         in_flight_credit: bool = True,
         responses: HeldResponses | None = None,
     ) -> None:
@@ -109,7 +112,7 @@ class Router:
         self._default_policy = default_policy
         self._allow_policy_override = allow_policy_override
         self._in_flight_credit = in_flight_credit
-        self._responses = responses
+        self._responses, self._aliases = responses, aliases
         self._sequence = itertools.count()
         self._ejections = ejections
         self._dispatcher = Dispatcher(
@@ -140,11 +143,7 @@ class Router:
                 await ticket.wait_for_place(exchange.visitor, call.body)
                 record.lap(Stage.QUEUE)
                 record.received_s = time.monotonic()
-                question = await self._prepare(call, record)  # 2 - 5
-                if call.names_response is not None and not call.model:
-                    response_holder.refuse_foreign(
-                        exchange.visitor.caller, question.served, self._index.models().values()
-                    )
+                question = await self._prepare(call, exchange.visitor, record)  # 2 - 5
                 free = call.cost is Cost.NONE  # of tokens; it counts as a request
                 limits = await visit.charge(0 if free else question.view.prompt_tokens)
                 exchange.tell_limits(limits)
@@ -167,18 +166,17 @@ class Router:
         Raises:
             RouterError: as in `route`.
         """
-        caller = exchange.visitor.caller
         with (
-            self._key_limiter.visit(caller, record.output_tokens_told) as visit,
+            self._key_limiter.visit(exchange.visitor.caller, record.output_tokens_told) as visit,
             self._admission.enter() as ticket,
         ):
             call = await exchange.receive(ticket)
             await ticket.wait_for_place(exchange.visitor, call.body)
             await visit.charge(0)  # a request of no tokens
-            question = await self._prepare(call, record)
+            question = await self._prepare(call, exchange.visitor, record)
         return decide(question.policy, question.view, question.snapshot)
 
-    async def _prepare(self, call: ApiCall, record: RequestRecord) -> Question:
+    async def _prepare(self, call: ApiCall, visitor: Visitor, record: RequestRecord) -> Question:
         """Steps 2 to 5: what the decision rests on."""
         policy = self._policy(call)
         record.model, record.stream, record.policy = call.model, call.stream, policy.name
@@ -188,7 +186,7 @@ class Router:
         holder = None
         if call.names_response is not None and self._responses is not None:
             holder = await self._responses.find(call.names_response)
-        served = await self._served(call, holder)
+        served = await self._served(call, holder, visitor)
         record.model, record.fleet = served.name, served.fleet.model_scope
 
         refuse_huge(served, call)
@@ -241,12 +239,13 @@ class Router:
         record.held_by = alone.instances[0].instance_id
         return alone
 
-    async def _served(self, call: ApiCall, holder: Holder | None) -> ServedModel:
-        model = call.model
+    async def _served(self, call: ApiCall, holder: Holder | None, visitor: Visitor) -> ServedModel:
+        model, caller = call.model, visitor.caller
         if model:
             served = await self._index.find(model)
         elif call.names_response is not None:
-            served = response_holder.served_at(holder, self._index.models())
+            rights = response_holder.Rights(caller=caller, aliases=self._aliases, cost=call.cost)
+            served = response_holder.served_at(holder, rights.among(self._index.models(), holder))
         else:
             served = only_model(self._index.models())
         if served is not None:
@@ -258,7 +257,8 @@ class Router:
             )
         if self._index.is_scope(model) or not self._index.models():
             raise NoEligibleInstance(f"No instance of `{model}` is here now. Try again later.")
-        raise ModelUnknown(model, list(self._index.models()))
+        known = [one for one in self._index.models() if caller is None or caller.may_use(one)]
+        raise ModelUnknown(model, known)
 
     async def _tokens(
         self, served: ServedModel, call: ApiCall, record: RequestRecord

@@ -269,6 +269,9 @@ SPANS: Final = Counter(
 INTERNAL_ERRORS: Final = Counter(
     "timestable_router_internal_errors", "Requests that ended in a defect of the router."
 )
+LOG_LINES_LOST: Final = Counter(
+    "timestable_router_log_lines_lost", "Log lines that standard output did not take."
+)
 
 
 def instance_label(instance_id: str) -> str:

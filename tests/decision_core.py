@@ -40,10 +40,14 @@ class RouterCore:
         self.count = 0
 
     async def decide(
-        self, policy: str = "lmetric", request_id: str = "", prompt: Sequence[int] = PROMPT
+        self,
+        policy: str = "lmetric",
+        request_id: str = "",
+        prompt: Sequence[int] = PROMPT,
+        model: str = "m",
     ) -> tuple[Decision, Booking]:
         """Decide and book one request."""
-        served = await self.index.find("m")
+        served = await self.index.find(model)
         assert served is not None
         block_size_tokens = served.fleet.block_size_tokens
         hashes = b"".join(chain(served.fleet, prompt))

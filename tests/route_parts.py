@@ -285,6 +285,7 @@ class FakeParts:
             "allow_policy_override": False,
             "ejections": Ejections(EjectionRules()),
             "bounds": DispatchBounds(retries_max=2, total_timeout_s=60.0),
+            "aliases": {},
         }
         return Router(**values | options)
 

@@ -73,7 +73,7 @@ class VirtualFleet:
     def __init__(self, spec: FleetSpec, policy: Policy, seed: int) -> None:
         self.spec, self.now_s = spec, 0.0
         count = spec.instances_count
-        self._policies = [for_router(policy) for _ in range(spec.routers_count)]
+        self._policies = [for_router(policy, lambda: self.now_s) for _ in range(spec.routers_count)]
         self.engines = [
             make_engine(
                 spec.profile,

@@ -14,7 +14,14 @@ from router import headers as names
 from router.door.admission import Ticket
 from router.door.engine_headers import EngineHeaders
 from router.door.visitor import Visitor
-from router.errors import BodyTooLarge, BodyTooSlow, ClientGone, RequestInvalid, RouterError
+from router.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    ClientGone,
+    Forbidden,
+    RequestInvalid,
+    RouterError,
+)
 from router.http.dialects import error_event
 from router.http.failures import REQUEST_ID, STATUS
 from router.http.gate import VISITOR
@@ -30,6 +37,11 @@ PARSE_IN_THREAD_BYTES: Final = 64 * 1024
 
 CANDIDATES_SHOWN_MAX: Final = 8
 """A header has to fit into the 8 KiB that clients commonly allow."""
+
+_NO_MODEL: Final = (
+    "This key is for some models only, and no `model` of this request can be read here: name one "
+    "of them. GET /v1/models lists them."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +129,8 @@ class HttpExchange:
         caller = self.visitor.caller
         placed = not rewritten.model and rewritten.names_response is not None  # by who holds it
         if caller is not None and not placed and not caller.may_use(rewritten.model):
+            if not call.model:  # it may be meant where nothing here reads it
+                raise Forbidden(_NO_MODEL)
             caller.refuse_model(call.model)  # a key may be for the alias alone
         return rewritten
 

@@ -205,7 +205,8 @@ def _shorten(runner: web.AppRunner) -> None:
 
     def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         handler = direct.get(request.raw_path)
-        if handler is None or hdrs.EXPECT in request.headers:
+        other = hdrs.EXPECT in request.headers or request.method == hdrs.METH_CONNECT
+        if handler is None or other:
             return through_routes(request)
         assert isinstance(request, web.Request), "an application makes no others"
         return handler(request)

@@ -124,24 +124,40 @@ class HeldResponses:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                error = await self._tell()
+                error = await self._tell_all()
                 if error is None and failing:
                     log.info("responses_shared_again")
                 elif error is not None and not failing:
                     log.warning("responses_not_shared", error=repr(error))
                 failing = error is not None
                 if failing:
-                    await asyncio.sleep(RETRY_S)
+                    await self._guard.until_retry(RETRY_S)
+
+    async def _tell_all(self) -> Exception | None:
+        """What waits now, each once; the first failure. Where nobody answers it ends early."""
+        first, left = None, len(self._queue)
+        while left > 0 and self._queue:
+            error = await self._tell()
+            left -= SEND_MAX
+            first = first or error
+            if error is not None and self._guard.is_open:
+                break
+        return first
 
     async def _tell(self) -> Exception | None:
-        """The oldest ones, in one round trip."""
+        """The oldest ones, in one round trip; after all others again, where it fails.
+
+        Some of them may never be taken, as when one shard is away: the others shall not wait.
+        """
         batch = [self._queue.popleft() for _ in range(min(len(self._queue), SEND_MAX))]
         calls = [responses.hold(digest, holder, kept_s=self._kept_s) for digest, holder in batch]
         try:
             async with asyncio.timeout(self._guard.deadline_s):
                 await functions.run_all(self._link, calls)
         except REDIS_WEATHER as error:
-            self._queue.extendleft(reversed(batch))  # at most a batch above QUEUE_MAX
+            kept = batch[max(0, len(self._queue) + len(batch) - QUEUE_MAX) :]  # the youngest
+            self._queue.extend(kept)
+            telemetry.RESPONSES_LEARNED.labels(result="dropped").inc(len(batch) - len(kept))
             return error
         telemetry.RESPONSES_LEARNED.labels(result="told").inc(len(batch))
         return None

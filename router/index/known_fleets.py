@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
@@ -168,7 +168,7 @@ def decode_instances(raw: dict[bytes, bytes], slots_max: int) -> dict[int, Insta
 
 
 def _checked(record: InstanceRecord) -> InstanceRecord:
-    """The same.
+    """The same; a number that is no rate (0, below, NaN, infinite) is a rate that is not known.
 
     Raises:
         TypeError: a field that the router relies on is of another type.
@@ -183,14 +183,16 @@ def _checked(record: InstanceRecord) -> InstanceRecord:
     if not all(number is None or isinstance(number, int) for number in ranks):
         raise TypeError("a number of the record is none")
     rate: Any = record.prefill_tokens_per_s
-    if rate is not None and not (isinstance(rate, int | float) and 0 < rate < float("inf")):
-        raise TypeError("prefill_tokens_per_s is no positive number")
+    if rate is not None and not isinstance(rate, int | float):
+        raise TypeError("prefill_tokens_per_s is no number")
     learned: Any = record.learned
     if not isinstance(learned, bool):
         raise TypeError("learned is neither true nor false")
     size: Any = record.block_size_tokens
     if not isinstance(size, int) or size < 1:
         raise TypeError("block_size_tokens is no positive number")
+    if rate is not None and not 0 < rate < float("inf"):
+        return replace(record, prefill_tokens_per_s=None)
     return record
 
 

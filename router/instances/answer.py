@@ -9,6 +9,9 @@ from router.instances.engine_connection import EngineConnection
 
 EVENT_STREAM: Final = "text/event-stream"
 
+DIGITS_MAX: Final = 18
+"""Of a number of tokens."""
+
 TAIL_CHUNKS: Final = 4
 """Last chunks kept of an answer: usage and `[DONE]` of a stream come in the last one to three."""
 
@@ -85,4 +88,4 @@ class Answer:
             return None
         number = tail[last:].lstrip()
         digits = number[: len(number) - len(number.lstrip(b"0123456789"))]
-        return int(digits) if digits else None
+        return int(digits) if 0 < len(digits) <= DIGITS_MAX else None

@@ -1,12 +1,11 @@
 """Connections to engines, kept for the next request while they are fresh."""
 
 import asyncio
-import contextlib
-import socket
 import ssl
 from collections import deque
 from typing import Final
 
+from router.instances import vanishing
 from router.instances.engine_connection import (
     ConnectTimedOut,
     EngineConnection,
@@ -16,18 +15,6 @@ from router.instances.http_wire import Origin
 
 IDLE_CONNECTIONS_MAX: Final = 1024
 """Kept for one instance; those beyond are closed after their request."""
-
-VANISHED_S: Final = 10
-"""An engine whose host takes nothing for so long, not even a probe, is gone: a host that is cut off
-closes no connection, and a long prefill is as silent as it is."""
-
-_OPTIONS: Final = (
-    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", VANISHED_S // 2),
-    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", VANISHED_S // 5),
-    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", VANISHED_S * 1000),
-)
-"""Not every system has every one."""
 
 
 class Connections:
@@ -78,7 +65,7 @@ class Connections:
             raise ConnectTimedOut from error
         except (OSError, ValueError) as error:
             raise EngineUnreachable(str(error)) from error
-        _notice_vanishing(transport.get_extra_info("socket"))
+        vanishing.watch(transport.get_extra_info("socket"))
         return made
 
     def give(self, connection: EngineConnection) -> None:
@@ -117,12 +104,3 @@ class Connections:
                 del self._idle[origin]
         if self._idle:
             self._arm(self._keepalive_s / 4)
-
-
-def _notice_vanishing(connected: socket.socket) -> None:
-    """The kernel ends the connection when the other host is gone."""
-    for level, name, value in _OPTIONS:
-        option = getattr(socket, name, None)
-        if option is not None:
-            with contextlib.suppress(OSError):  # a kernel that is older than its headers
-                connected.setsockopt(level, option, value)

@@ -6,9 +6,11 @@ between the two sockets costs more than everything else on the way of a token.
 """
 
 import asyncio
+import copy
 from collections import deque
 from typing import Final, Protocol, cast
 
+from router.instances import vanishing
 from router.instances.http_wire import (
     HEAD_BYTES_MAX,
     AnswerHead,
@@ -70,6 +72,7 @@ class EngineConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle
         self._waiter: asyncio.Future[None] | None = None
         self._busy = False
+        self._large_body = False
         self._lost: Exception | None = None
         self._reset_answer(to_head=False)
 
@@ -100,6 +103,10 @@ class EngineConnection(asyncio.Protocol):
         self._busy = True
         if self._lost is not None:
             return
+        large_body = len(body) > vanishing.LARGE_BODY_BYTES
+        if large_body != self._large_body:
+            self._large_body = large_body
+            vanishing.bear(self._transport.get_extra_info("socket"), large_body=large_body)
         if body:
             self._transport.writelines((head, body))
         else:
@@ -113,7 +120,7 @@ class EngineConnection(asyncio.Protocol):
         """
         while self._head is None:
             if self._lost is not None:
-                raise self._lost
+                raise self._why_lost()
             await self._wait()
         return self._head
 
@@ -127,7 +134,7 @@ class EngineConnection(asyncio.Protocol):
             if self._ended:
                 return b""
             if self._lost is not None:
-                raise self._lost
+                raise self._why_lost()
             await self._wait()
         piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
@@ -163,7 +170,7 @@ class EngineConnection(asyncio.Protocol):
         try:
             while not self._ended:
                 if self._lost is not None:
-                    raise self._lost
+                    raise self._why_lost()
                 if self._silent:
                     raise TimeoutError
                 if self._paused:
@@ -198,6 +205,7 @@ class EngineConnection(asyncio.Protocol):
 
     def put_back(self) -> None:
         """No request is on it any more."""
+        self._resume()  # the last piece of the answer may have filled the other side
         self._busy, self.reused = False, True
         self._wire, self._tail, self._passing = None, None, False
         self.idle_since_s = self._loop.time()
@@ -208,6 +216,11 @@ class EngineConnection(asyncio.Protocol):
             await self._waiter
         finally:
             self._waiter = None
+
+    def _why_lost(self) -> Exception:
+        """A new one each time: one that is kept would keep whoever it was raised to, for ever."""
+        assert self._lost is not None
+        return copy.copy(self._lost)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

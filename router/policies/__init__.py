@@ -3,6 +3,7 @@
 And its measure in words, in `router/http/dashboard/explanation.py`.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from router.policies.aibrix import Aibrix
@@ -47,12 +48,16 @@ _ALL: Final[tuple[Policy, ...]] = (
 )
 
 POLICIES: Final[dict[str, Policy]] = {policy.name: policy for policy in _ALL}
-"""The rules, which remember nothing; what a router uses is `router_policies()`."""
+"""The rules, which remember nothing; what a router uses is `router_policies`."""
 
 
-def router_policies() -> dict[str, Policy]:
-    """All policies for one router: those that remember, each with a memory of this router's own."""
-    return {name: for_router(policy) for name, policy in POLICIES.items()}
+def router_policies(clock: Callable[[], float]) -> dict[str, Policy]:
+    """All policies for one router: those that remember, each with a memory of this router's own.
+
+    Args:
+        clock: of the memories, monotonic seconds.
+    """
+    return {name: for_router(policy, clock) for name, policy in POLICIES.items()}
 
 
 def policy_by_name(name: str) -> Policy:

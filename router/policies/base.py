@@ -23,7 +23,7 @@ class Policy(Protocol):
 class Memory(Protocol):
     """What one router remembers of its own decisions, bounded in entries and in time.
 
-    It has no clock: a decision carries its time. Both calls are O(1), repeats change nothing.
+    Its clock is given to it (`Remembers.remembering`). Both calls are O(1), repeats change nothing.
     """
 
     def decided(self, request: RequestView, decision: Decision) -> None:
@@ -45,8 +45,12 @@ class Memory(Protocol):
 class Remembers(Policy, Protocol):
     """A rule that scores by a memory as well; called without one it has an empty one."""
 
-    def remembering(self) -> "Remembering":
-        """The rule with a memory of its own, for one router."""
+    def remembering(self, clock: Callable[[], float]) -> "Remembering":
+        """The rule with a memory of its own, for one router.
+
+        Args:
+            clock: monotonic seconds; virtual ones in a simulation.
+        """
         ...
 
 
@@ -69,9 +73,9 @@ class Remembering:
         return self.score(request, fleet)
 
 
-def for_router(policy: Policy) -> Policy:
-    """The policy as one router uses it: with a memory of its own, if it has any."""
-    return policy.remembering() if isinstance(policy, Remembers) else policy
+def for_router(policy: Policy, clock: Callable[[], float]) -> Policy:
+    """The policy as one router uses it: with a memory of its own, if it has any, by this clock."""
+    return policy.remembering(clock) if isinstance(policy, Remembers) else policy
 
 
 def tell_decided(policy: Policy, request: RequestView, decision: Decision) -> None:

@@ -1,7 +1,7 @@
 """What a router has sent to each instance in the last three minutes: Preble's memory."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ class Sent:
     """One decision; `decode_s` is None until its end has told it."""
 
     decided_s: float
-    key: tuple[str, InstanceId]
+    key: tuple[int, InstanceId]
     prefill_s: float
     decode_s: float | None = None
 
@@ -58,17 +58,19 @@ class Sum:
 class LoadWindow:
     """The decisions of one router of the last WINDOW_S.
 
-    Times are those of the decisions' snapshots; what is older than the window is forgotten whenever
-    the window is looked at.
+    What is older than the window is forgotten whenever the window is looked at. A request is known
+    by its sequence: its id is the client's, who may choose the same for many.
 
     Args:
+        clock: seconds that never go back and never stand still: a snapshot's do, degraded.
         entries_max: decisions remembered; of more, the oldest are forgotten.
     """
 
-    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+    def __init__(self, clock: Callable[[], float], *, entries_max: int = ENTRIES_MAX) -> None:
+        self._clock = clock
         self._entries_max = entries_max
         self._sent: deque[Sent] = deque()
-        self._by_key: dict[tuple[str, InstanceId], Sent] = {}
+        self._by_key: dict[tuple[int, InstanceId], Sent] = {}
         self._sums: dict[InstanceId, Sum] = {}
         self._total = Sum()
 
@@ -78,10 +80,10 @@ class LoadWindow:
     def decided(self, request: RequestView, decision: Decision) -> None:
         """Enter a decision; one told before changes nothing."""
         instance = decision.instance
-        key = (request.request_id, instance.instance_id)
+        key = (request.sequence, instance.instance_id)
         if key in self._by_key:
             return
-        now_s = decision.snapshot.taken_s
+        now_s = self._clock()
         rate = instance.prefill_tokens_per_s or PREFILL_TOKENS_PER_S
         sent = Sent(now_s, key, decision.new_prefill_tokens / rate)
         self._sent.append(sent)
@@ -93,21 +95,19 @@ class LoadWindow:
     def ended(self, request: RequestView, decision: Decision, decode_s: float | None) -> None:
         """Note how long it decoded, if it is in the window still and that was not known."""
         instance_id = decision.instance.instance_id
-        sent = self._by_key.get((request.request_id, instance_id))
+        sent = self._by_key.get((request.sequence, instance_id))
         if sent is None or sent.decode_s is not None or decode_s is None:
             return
         sent.decode_s = decode_s
         self._sums[instance_id].add_decode(decode_s, 1)
         self._total.add_decode(decode_s, 1)
 
-    def loads(
-        self, instances: Sequence[InstanceRecord], now_s: float
-    ) -> tuple[Column, npt.NDArray[np.float64]]:
+    def loads(self, instances: Sequence[InstanceRecord]) -> tuple[Column, npt.NDArray[np.float64]]:
         """Requests sent to each instance, and the time they take to prefill and decode   [s].
 
         Of those whose decode time is not known, the mean of those whose is, anywhere.
         """
-        self._forget(now_s)
+        self._forget(self._clock())
         total = self._total
         guess_s = total.decode_s / total.decoded_count if total.decoded_count else DECODE_S
         sums = [self._sums.get(record.instance_id) or Sum() for record in instances]

@@ -1,5 +1,6 @@
 """Preble's exploitation and exploration."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,19 +32,19 @@ class Preble:
 
     def __call__(self, request: RequestView, fleet: FleetSnapshot) -> Scores:
         """Score every instance as a router that has sent nothing yet."""
-        return self.score(request, fleet, LoadWindow())
+        return self.score(request, fleet, LoadWindow(lambda: 0.0))
 
     def score(self, request: RequestView, fleet: FleetSnapshot, window: LoadWindow) -> Scores:
         """Score every instance, by what this router has sent to it."""
-        counts, costs_s = window.loads(fleet.instances, fleet.taken_s)
+        counts, costs_s = window.loads(fleet.instances)
         if fleet.hit_tokens.max() > HIT_RATIO_MIN * request.prompt_tokens:
             scores: Scores = fleet.new_prefill_tokens + tie_break(counts)
             return scores
         return costs_s
 
-    def remembering(self) -> Remembering:
+    def remembering(self, clock: Callable[[], float]) -> Remembering:
         """With a window of its own."""
-        window = LoadWindow()
+        window = LoadWindow(clock)
         return Remembering(
             name=self.name,
             memory=window,

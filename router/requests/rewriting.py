@@ -35,7 +35,7 @@ class Rewriting:
     def apply(self, call: ApiCall) -> ApiCall:
         """The call with its body changed where that is asked for."""
         served = self.aliases.get(call.model)
-        if served is not None:
+        if served is not None and call.model:  # without one there is no place to write it
             call = replace(call, model=served, body=renamed(call, served))
         if self.inject_usage and call.stream and call.endpoint in USAGE_PATHS:
             call = _with_usage(call)

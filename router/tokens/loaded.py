@@ -1,5 +1,6 @@
 """One model's tokenizer and chat template."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +11,9 @@ from router.tokens.chat_template import conversation, iterates_parts
 from router.tokens.encoder import Encoder
 from router.tokens.rendering import Rendering
 from router.tokens.system_roles import SystemRoles
+
+_IMPORTING: Final = threading.Lock()
+"""The library's lazy modules cannot be imported by two threads at once."""
 
 _OURS: Final = frozenset(
     {
@@ -41,7 +45,9 @@ class LoadedTokenizer:
     @classmethod
     def load(cls, root: str, *, cache_bytes_max: int) -> "LoadedTokenizer":
         """Load from a directory or hub name; raises whatever transformers raises."""
-        from transformers import AutoTokenizer  # noqa: PLC0415 - a second that others need not pay
+        with _IMPORTING:
+            from transformers import AutoTokenizer  # noqa: PLC0415 - a second others need not pay
+            from transformers.utils import chat_template_utils  # noqa: F401, PLC0415 - `Rendering`
 
         tokenizer = AutoTokenizer.from_pretrained(root)
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -66,6 +72,12 @@ class LoadedTokenizer:
             TokensUnknown: the template refused the messages, or the tokenizer a text.
         """
         return self.ids(prompt, self.texts(prompt))
+
+    def renders_directly(self, prompt: ChatPrompt | TextPrompt) -> bool:
+        """Whether its text is made without transformers, which copies and looks at every value."""
+        return isinstance(prompt, TextPrompt) or self.rendering.is_direct(
+            _theirs(prompt.template_kwargs), continue_final_message=prompt.continue_final_message
+        )
 
     def texts(self, prompt: ChatPrompt | TextPrompt) -> tuple[str, ...]:
         """What is tokenized; raises TokensUnknown as `encode` does."""
@@ -97,9 +109,7 @@ class LoadedTokenizer:
             raise TokensUnknown(
                 DegradedCause.TEMPLATE_FAILED, "the request brings its own template"
             )
-        names = prompt.template_kwargs
-        if not _OURS.isdisjoint(names):
-            names = {name: value for name, value in names.items() if name not in _OURS}
+        names = _theirs(prompt.template_kwargs)
         messages = prompt.messages
         if prompt.merges_system:
             messages = self.system_roles.merged(messages)
@@ -115,3 +125,10 @@ class LoadedTokenizer:
             )
         except Exception as error:  # templates raise what they like
             raise TokensUnknown(DegradedCause.TEMPLATE_FAILED, str(error)) from error
+
+
+def _theirs(names: dict[str, Any]) -> dict[str, Any]:
+    """What of a request's names for its template are not given by us."""
+    if _OURS.isdisjoint(names):
+        return names
+    return {name: value for name, value in names.items() if name not in _OURS}

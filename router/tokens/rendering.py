@@ -8,7 +8,7 @@ is not of that kind, and whatever the two render differently when a tokenizer is
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -84,6 +84,10 @@ class Rendering:
             self._compiled = {}
         self.direct = bool(self._compiled)
 
+    def is_direct(self, names: Collection[str], *, continue_final_message: bool) -> bool:
+        """Whether a chat with these further names is rendered without `apply_chat_template`."""
+        return self.direct and not continue_final_message and self._reserved.isdisjoint(names)
+
     def render(
         self,
         messages: _Objects,
@@ -105,7 +109,8 @@ class Rendering:
             add_generation_prompt: end with what an answer begins with.
             continue_final_message: leave the last message open.
         """
-        if messages and not continue_final_message and self._reserved.isdisjoint(template_kwargs):
+        direct = self.is_direct(template_kwargs, continue_final_message=continue_final_message)
+        if messages and direct:
             template = self._compiled.get(self._tokenizer.get_chat_template(None, tools))
             if template is not None:
                 names = template_kwargs | {"add_generation_prompt": add_generation_prompt}

@@ -122,7 +122,8 @@ class ModelTokenizers:
         started_s = time.monotonic()
         loaded = self._loaded_already(served)
         packed, texts = None, None
-        if loaded is not None and at_once.is_short(prompt, call):
+        short = loaded is not None and at_once.is_short(prompt, call)
+        if loaded is not None and short and loaded.renders_directly(prompt):
             texts = loaded.texts(prompt)
             packed = loaded.ids_at_once(prompt, texts) if at_once.are_short(texts) else None
         if packed is not None:
@@ -258,7 +259,7 @@ def _encoded(packed: tuple[bytes, ...], call: ApiCall, served: ServedModel) -> E
     keep = call.truncate_prompt_tokens
     if keep == -1 and served.max_model_len_tokens is not None:
         # An answer whose length is told has room for one token; vLLM sees to the others later.
-        keep = served.max_model_len_tokens - (1 if call.output_tokens_max else 0)
+        keep = max(1, served.max_model_len_tokens - (1 if call.output_tokens_max else 0))
     if keep:
         packed = tuple(one[-keep * TOKEN_BYTES :] for one in packed)
     counts = [len(one) // TOKEN_BYTES for one in packed]

@@ -9,6 +9,7 @@ import redis.asyncio
 from builders import make_request
 from decision_core import PROMPT, RouterCore, running
 from fleets import chain, found_fleet, reserved, store, until
+from waiting import until_equal
 
 from indexer.contract import fleet_functions, functions, keys, reservations
 from indexer.contract.link import connected
@@ -221,3 +222,52 @@ async def test_no_candidate_left_is_said(redis_client, redis_socket, fleet) -> N
         for policy in ("lmetric", "round_robin"):
             with pytest.raises(NoEligibleInstance):
                 await router.ledger.reserve(POLICIES[policy], make_request(10), snapshot)
+
+
+@pytest.mark.parametrize("spoilt", ["ledger", "routers"])
+async def test_a_fleet_whose_keys_fail_costs_no_other_fleet_anything(
+    redis_client, redis_socket, fleet, spoilt
+) -> None:
+    """The other keeps its lease, notes and syncs; the notes of the spoilt one end, and it heals."""
+    other = await found_fleet(
+        redis_client, names=("c", "d"), fleet_id=keys.fleet_id("n"), model_scope="n"
+    )
+    async with running(redis_socket) as router:
+        (_, spoilt_booking), (_, booking) = await router.decide(), await router.decide(model="n")
+        (_, undone) = await router.decide(model="n")
+        await until(router.ledger.settled, "settled")
+        spoilt_id = await redis_client.zrange(keys.routers(fleet.fleet_id), 0, -1)
+        key = {
+            "ledger": keys.ledger(fleet.fleet_id, spoilt_id[0].decode()),
+            "routers": keys.routers(fleet.fleet_id),
+        }[spoilt]
+        await redis_client.set(key, "no such thing")
+        router.ledger.prefilled(spoilt_booking)
+        router.ledger.release(booking)
+
+        routers = keys.routers(other.fleet_id)
+        ((lost_id, _),) = await redis_client.zrange(routers, 0, -1, withscores=True)
+        await functions.run(redis_client, reservations.reap(other.fleet_id, lost_id.decode()))
+
+        async def as_if_alone() -> tuple[bool, list[int]]:
+            ids = await redis_client.zrange(routers, 0, -1)
+            requests = [requests for requests, _ in await reserved(redis_client, other)]
+            return bool(ids) and ids != [lost_id], sorted(requests)
+
+        await until_equal((True, [0, 1]), as_if_alone)
+        router.ledger.release(undone)
+
+        async def is_told() -> list[tuple[int, int]]:
+            return await reserved(redis_client, other)
+
+        await until_equal([(0, 0), (0, 0)], is_told)
+        await until(lambda: not router.ledger._notes, "refused notes are not repeated")
+        await redis_client.delete(key)
+
+        async def healed() -> tuple[bool, int, int]:
+            ids = await redis_client.zrange(keys.routers(fleet.fleet_id), 0, -1)
+            ledgers = [keys.ledger(fleet.fleet_id, one.decode()) for one in ids]
+            booked = sum([await redis_client.hlen(ledger) for ledger in ledgers])
+            return router.ledger.settled(), len(ids), booked
+
+        await until_equal((True, 1, 1), healed)

@@ -25,7 +25,7 @@ from indexer.contract.call import Call
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import SlotIndex
 from indexer.contract.link import Link, connected
-from router import ledger as ledger_module
+from router import leases
 from router.notes import NoteQueue
 
 pytestmark = pytest.mark.integration
@@ -287,7 +287,7 @@ async def test_the_books_come_to_zero_after_any_weather(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Balanced all the time; after the last request nothing is reserved and nothing is left."""
-    monkeypatch.setattr(ledger_module, "SYNC_EVERY_S", SYNC_EVERY_S)
+    monkeypatch.setattr(leases, "SYNC_EVERY_S", SYNC_EVERY_S)
     async with weather(tmp_path / "redis", seed) as one:
         await one.befall()
         await one.calm()

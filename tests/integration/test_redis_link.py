@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
+import uvloop
 from fleets import until
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
@@ -88,3 +89,32 @@ async def test_without_a_server_the_first_caller_is_told(tmp_path: Path) -> None
     async with connected(f"unix://{tmp_path}/nobody.sock") as link:
         with pytest.raises(RedisConnectionError, match="no connection"):
             await link.execute_command("PING")
+
+
+def test_resets_under_load_are_weather_on_uvloop(redis_socket: Path) -> None:
+    """Between a reset and whoever connects anew, uvloop's transports raise errors of their own."""
+
+    async def played() -> set[str]:
+        seen: set[str] = set()
+        url = f"unix://{redis_socket}"
+        async with connected(url) as link, redis.asyncio.Redis(unix_socket_path=redis_socket) as by:
+            stop = asyncio.Event()
+
+            async def client() -> None:
+                while not stop.is_set():
+                    try:
+                        seen.add(str(await link.execute_command("PING")))
+                    except Exception as error:  # noqa: BLE001 - which ones is the question
+                        seen.add(type(error).__name__)
+                    await asyncio.sleep(0)
+
+            async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+                for _ in range(8):
+                    tasks.create_task(client())
+                for _ in range(5):
+                    await asyncio.sleep(0.2)
+                    await by.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                stop.set()
+        return seen
+
+    assert uvloop.run(played()) == {"b'PONG'", "ConnectionError"}

@@ -103,6 +103,21 @@ async def test_a_fleet_that_becomes_unreadable_is_served_as_last_known(
         assert set(one.process.index.models()) == {"m"}
 
 
+@pytest.mark.parametrize("rate", [0, -5.0, float("nan"), float("inf")])
+async def test_a_number_that_is_no_rate_is_not_known(redis_client, redis_socket, rate) -> None:
+    """It costs its instance nothing, and the others do not count against it."""
+    fleet = await found_fleet(redis_client, names=["a"])
+    for name, told in (("b", rate), ("c", 1000.0), ("d", 4000.0)):
+        record = make_instance(name, prefill_tokens_per_s=told).encode()
+        await functions.run(redis_client, fleet_functions.join(fleet.fleet_id, record))
+    async with connected(f"unix://{redis_socket}") as link:
+        served = await IndexClient(link, deadline_s=2.0).find("m")
+        assert served is not None
+        assert [one.instance_id for one in served.instances] == ["a", "b", "c", "d"]
+        rates = [one.prefill_tokens_per_s for one in served.instances]
+        assert rates == [None, None, 1000.0, 4000.0]
+
+
 @pytest.mark.parametrize("change", [{"models": 5}, {"url": 5}, {"block_size_tokens": 0}])
 async def test_an_unreadable_instance_costs_only_itself(redis_client, redis_socket, change) -> None:
     """Whatever is in a field, and whatever the slot is."""

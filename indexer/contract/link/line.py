@@ -52,7 +52,13 @@ class Line(asyncio.Protocol):
         return len(self._waiting)
 
     def send(self, commands: Sequence[bytes]) -> list[asyncio.Future[Any]]:
-        """Send packed commands; their answers, or errors, in order."""
+        """Send packed commands; their answers, or errors, in order.
+
+        Raises:
+            ConnectionError: it has broken, and whoever owns it has not woken up yet.
+        """
+        if self.ended.done() or self._transport.is_closing():
+            raise RedisConnectionError(CLOSED)
         loop, sent_s = asyncio.get_running_loop(), time.monotonic()
         futures = [loop.create_future() for _ in commands]
         self._waiting.extend([(future, sent_s) for future in futures])
@@ -71,6 +77,10 @@ class Line(asyncio.Protocol):
         """Tell everybody who still waits; nothing is sent any more."""
         while self._waiting:
             _refuse(self._waiting.popleft()[0], error)
+
+    def abort(self) -> None:
+        """Close at once: what was not taken must not be executed behind a later line's."""
+        self._transport.abort()
 
     # -- what the transport tells -----------------------------------------------------------------
 

@@ -133,6 +133,7 @@ class Wire:
         finally:
             self._line, self.run_id = None, None
             line.fail(RedisConnectionError(f"the connection to Redis broke ({self._reason()})"))
+            line.abort()
             await close(opened.connection)
 
 

@@ -17,17 +17,27 @@ from router.snapshot import Decision, FleetSnapshot
 RATE = 1000.0
 
 
-def fleet_at(now_s: float, prompt_tokens: int, hit_tokens: list[int]) -> FleetSnapshot:
-    """Instances a, b, c... that prefill 1,000 tokens a second."""
+def a_fleet(prompt_tokens: int, hit_tokens: list[int]) -> FleetSnapshot:
+    """Instances a, b, c... that prefill 1,000 tokens a second; by a clock that stands still."""
     fleet = make_snapshot(prompt_tokens, hit_tokens=hit_tokens)
     instances = tuple(replace(one, prefill_tokens_per_s=RATE) for one in fleet.instances)
-    return replace(fleet, instances=instances, taken_s=now_s)
+    return replace(fleet, instances=instances)
 
 
-def decided(now_s: float, place: int, new_tokens: int) -> Decision:
+class Clock:
+    """Seconds that a test moves."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now_s
+
+
+def decided(place: int, new_tokens: int) -> Decision:
     """So many new tokens go to an instance of three."""
     request = make_request(new_tokens)
-    return decide(POLICIES["preble"], request, fleet_at(now_s, new_tokens, [0] * 3), place=place)
+    return decide(POLICIES["preble"], request, a_fleet(new_tokens, [0] * 3), place=place)
 
 
 def test_preble_scores_by_what_its_router_has_sent() -> None:
@@ -36,44 +46,44 @@ def test_preble_scores_by_what_its_router_has_sent() -> None:
     a has had 100 and 500 tokens, 0.6 s, and answers of 2 s and 4 s; b 1,000 tokens, 1 s, and an
     answer that goes on, so 3 s as the mean of the others; c nothing.
     """
-    mine, others = (router_policies()["preble"] for _ in range(2))
+    clock = Clock()
+    mine, others = (router_policies(clock)["preble"] for _ in range(2))
     sent = [(0, 100, 2.0), (0, 500, 4.0), (1, 1000, None)]
     for number, (place, tokens, decode_s) in enumerate(sent):
-        request, decision = make_request(tokens, request_id=str(number)), decided(10, place, tokens)
+        request, decision = make_request(tokens, sequence=number), decided(place, tokens)
         tell_decided(mine, request, decision)
         tell_ended(mine, request, decision, decode_s)
         tell_ended(mine, request, decision, None)  # heard twice, as when a stream is released
 
     request = make_request(100)
-    exploring = fleet_at(20, 100, [48, 0, 0])
+    exploring = a_fleet(100, [48, 0, 0])
     assert mine(request, exploring).tolist() == pytest.approx([0.6 + 6, 1 + 3, 0])
-    matching = fleet_at(20, 100, [64, 64, 0])
+    matching = a_fleet(100, [64, 64, 0])
     assert mine(request, matching).tolist() == pytest.approx([36 + 2 / 3, 36 + 1 / 3, 100])
     assert rank(mine(request, matching), request, matching, 1)[0] == 1
 
     assert others(request, exploring).tolist() == [0, 0, 0]
     assert POLICIES["preble"](request, exploring).tolist() == [0, 0, 0]
-    assert mine(request, fleet_at(10 + WINDOW_S, 100, [0, 0, 0])).tolist() == [0, 0, 0]
+    clock.now_s = WINDOW_S
+    assert mine(request, a_fleet(100, [0, 0, 0])).tolist() == [0, 0, 0]
 
 
 def test_until_an_answer_has_ended_its_length_is_a_guess() -> None:
     """45 tokens of 150 ms."""
-    window = LoadWindow()
-    window.decided(make_request(2000), decided(0, 2, 2000))
-    counts, costs_s = window.loads(fleet_at(1, 100, [0] * 3).instances, 1)
+    window = LoadWindow(Clock())
+    window.decided(make_request(2000), decided(2, 2000))
+    counts, costs_s = window.loads(a_fleet(100, [0] * 3).instances)
     assert counts.tolist() == [0, 0, 1]
     assert costs_s.tolist() == pytest.approx([0, 0, 2 + DECODE_S])
 
 
 def test_the_window_is_bounded() -> None:
     """Of more decisions than it may hold the oldest are forgotten."""
-    window = LoadWindow(entries_max=10)
+    window = LoadWindow(Clock(), entries_max=10)
     for number in range(25):
-        window.decided(
-            make_request(16, request_id=str(number)), decided(number, int(number < 20), 16)
-        )
+        window.decided(make_request(16, sequence=number), decided(int(number < 20), 16))
     assert len(window) == 10
-    counts, _ = window.loads(fleet_at(25, 100, [0] * 3).instances, 25)
+    counts, _ = window.loads(a_fleet(100, [0] * 3).instances)
     assert counts.tolist() == [5, 5, 0]
 
 
@@ -104,19 +114,19 @@ def test_the_window_equals_adding_everything_up(
     steps: list[tuple[float, int, int, int, float | None]],
 ) -> None:
     """Repeats, late and unknown ends included, at any time; nothing of rounding stays behind."""
-    window, naive = LoadWindow(), dict[tuple[int, int], Naive]()
-    now_s = 0.0
+    clock = Clock()
+    window, naive = LoadWindow(clock), dict[tuple[int, int], Naive]()
     for passed_s, number, place, tokens, decode_s in steps:
-        now_s += passed_s
+        clock.now_s = now_s = clock.now_s + passed_s
         naive = {k: v for k, v in naive.items() if v.decided_s > now_s - WINDOW_S}
-        window.loads((), now_s)
-        request, decision = make_request(request_id=str(number)), decided(now_s, place, tokens)
+        window.loads(())
+        request, decision = make_request(sequence=number), decided(place, tokens)
         window.decided(request, decision)
         window.ended(request, decision, decode_s)
         entry = naive.setdefault((number, place), Naive(now_s, place, tokens / RATE))
         entry.decode_s = decode_s if entry.decode_s is None else entry.decode_s
 
-        counts, costs_s = window.loads(decision.snapshot.instances, now_s)
+        counts, costs_s = window.loads(decision.snapshot.instances)
         known = [one.decode_s for one in naive.values() if one.decode_s is not None]
         guess_s = float(np.mean(known)) if known else DECODE_S
         for i in range(3):
@@ -125,13 +135,40 @@ def test_the_window_equals_adding_everything_up(
             assert counts[i] == len(there)
             expected_s = sum(one.prefill_s for one in there) + sum(decode)
             assert costs_s[i] == pytest.approx(expected_s, abs=1e-6)
-    counts, costs_s = window.loads(fleet_at(0, 100, [0] * 3).instances, now_s + WINDOW_S + 1)
+    clock.now_s += WINDOW_S + 1
+    counts, costs_s = window.loads(a_fleet(100, [0] * 3).instances)
     assert (counts.tolist(), costs_s.tolist(), len(window)) == ([0] * 3, [0.0] * 3, 0)
+
+
+def test_a_request_is_not_known_by_the_id_that_its_client_chose() -> None:
+    """Fifty requests of one id are fifty."""
+    window = LoadWindow(Clock())
+    for number in range(50):
+        window.decided(make_request(16, request_id="same", sequence=number), decided(0, 16))
+    counts, _ = window.loads(a_fleet(100, [0] * 3).instances)
+    assert counts.tolist() == [50, 0, 0]
+
+
+@pytest.mark.parametrize("step_s", [0.0, 1.0, -9.0])
+def test_the_window_does_not_go_by_the_time_of_snapshots(step_s: float) -> None:
+    """That stands still while degraded and follows steps of the wall clock."""
+    clock = Clock()
+    policy = router_policies(clock)["preble"]
+    assert isinstance(policy, Remembering)
+    request, fleet = make_request(1000), a_fleet(1000, [0] * 3)
+    for number in range(400):
+        clock.now_s = float(number)
+        decision = replace(
+            decided(0, 1000), snapshot=replace(fleet, taken_s=5000 + number * step_s)
+        )
+        tell_decided(policy, make_request(1000, sequence=number), decision)
+    scores = policy(request, replace(fleet, taken_s=5000 + 400 * step_s))
+    assert scores.tolist() == pytest.approx([WINDOW_S * (1 + DECODE_S), 0, 0])
 
 
 def test_only_rules_that_remember_have_a_memory() -> None:
     """The other policies are the very same objects for every router."""
-    policies = router_policies()
+    policies = router_policies(Clock())
     own = {name for name, policy in policies.items() if policy is not POLICIES[name]}
     assert own == {"preble"}
     assert {name for name, policy in policies.items() if isinstance(policy, Remembering)} == own

@@ -4,6 +4,7 @@ import asyncio
 import io
 from concurrent.futures import ThreadPoolExecutor
 
+from prometheus_client import REGISTRY
 from waiting import until_equal
 
 from router.log_lines import HELD_LINES_MAX, HeldLines
@@ -84,3 +85,56 @@ async def test_lines_of_many_threads_are_whole() -> None:
             lines.info("loop" + line)
     lines.flush()
     assert sorted(written(out)) == sorted([*said, *(f"loop{line}" for line in said)])
+
+
+class Recorder(io.StringIO):
+    """Remembers what came in one write; takes nothing while it is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+        self.full = False
+
+    def write(self, text: str) -> int:
+        """As told."""
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.writes.append(text)
+        return super().write(text)
+
+
+def test_what_cannot_be_written_is_lost_and_counted() -> None:
+    """A full disk, or a reader that has gone, ends no router; with room again lines go on."""
+    out = Recorder()
+    lines = HeldLines(out)
+    before = lost()
+    out.full = True
+    lines.warning("a")
+    lines.info("b")
+    out.full = False
+    lines.warning("c")
+    assert (written(out), lost() - before) == (["c"], 2)
+    out.close()
+    lines.warning("d")
+    assert lost() - before == 3
+
+
+def lost() -> float:
+    """The counter."""
+    return REGISTRY.get_sample_value("timestable_router_log_lines_lost_total") or 0.0
+
+
+async def test_a_shared_pipe_gets_whole_lines() -> None:
+    """No write is longer than is taken in one piece, but of a line that is longer itself."""
+    out = Recorder()
+    lines = HeldLines(out, write_bytes_max=8)
+    for line in ("abc", "def", "ghi", "a line that is longer", "\u00e9\u00e9\u00e9", "\u00e9", "j"):
+        lines.info(line)
+    lines.flush()
+    assert out.writes == [
+        "abc\ndef\n",
+        "ghi\n",
+        "a line that is longer\n",
+        "\u00e9\u00e9\u00e9\n",
+        "\u00e9\nj\n",
+    ]

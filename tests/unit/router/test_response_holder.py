@@ -7,14 +7,15 @@ import pytest
 from builders import make_fleet_record, make_instance, make_snapshot
 
 from indexer.contract import keys
-from indexer.contract.identifiers import InstanceId
+from indexer.contract.identifiers import FleetId, InstanceId
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
 from indexer.contract.responses import Holder
 from router.door.visitor import Caller
 from router.eligibility import Roster, Sighting, eligible_snapshot
-from router.errors import ModelForbidden, NoEligibleInstance
+from router.errors import Forbidden, NoEligibleInstance
 from router.index.known_fleets import ServedModel
-from router.response_holder import at_holder, refuse_foreign, served_at, though_draining
+from router.requests.api_call import Cost
+from router.response_holder import Rights, at_holder, served_at, though_draining
 
 FLEET = make_fleet_record()
 HOLDER = Holder.of(FLEET.fleet_id, InstanceId("b"))
@@ -86,11 +87,59 @@ def test_an_id_stands_for_a_model_of_its_holders_fleet() -> None:
     assert served_at(None, {}) is None
 
 
-def test_a_key_reaches_what_its_models_fleets_hold() -> None:
-    """By any name of the fleet; keys for other models, or for none, do not."""
-    models = [served("m", "m"), served("an-adapter", "m", "an-adapter"), served("other", "other")]
-    refuse_foreign(None, models[0], models)
-    refuse_foreign(Caller(name="k"), models[0], models)
-    refuse_foreign(Caller(name="k", models=frozenset({"an-adapter"})), models[0], models)
-    with pytest.raises(ModelForbidden, match="`m`"):
-        refuse_foreign(Caller(name="k", models=frozenset({"other"})), models[0], models)
+OURS, OTHERS = keys.fleet_id("m"), keys.fleet_id("other")
+MODELS = {
+    one.name: one
+    for one in (
+        served("m", "m"),
+        served("an-adapter", "m", "an-adapter"),
+        served("other", "other"),
+        served("their-adapter", "other", "their-adapter"),
+    )
+}
+ALIASES = {"soft": "an-adapter", "pretty": "m", "lost": "nowhere"}
+
+
+def reached(names: list[str] | None, cost: Cost, fleet: FleetId | None) -> set[str] | None:
+    """Fleets that a key for these names reaches with the id of an answer; None: refused."""
+    caller = None if names is None else Caller(name="k", models=frozenset(names))
+    holder = None if fleet is None else Holder.of(fleet, InstanceId("b"))
+    try:
+        models = Rights(caller=caller, aliases=ALIASES, cost=cost).among(MODELS, holder)
+    except Forbidden:
+        return None
+    return {one.fleet.fleet_id for one in models.values()}
+
+
+@pytest.mark.parametrize(
+    ("names", "looked_up", "computed"),
+    [
+        (None, {OURS, OTHERS}, {OURS, OTHERS}),
+        (["m"], {OURS}, {OURS}),
+        (["pretty"], {OURS}, {OURS}),
+        (["an-adapter"], {OURS}, None),
+        (["soft"], {OURS}, None),
+        (["an-adapter", "other"], {OURS, OTHERS}, {OTHERS}),
+        (["lost", "nowhere"], None, None),
+        ([], None, None),
+    ],
+)
+def test_a_key_reaches_fleets_by_names_and_aliases_and_work_by_those_of_base_models(
+    names: list[str] | None, looked_up: set[FleetId] | None, computed: set[FleetId] | None
+) -> None:
+    """Whoever holds the answer is refused where its fleet is not reached; unknown, others are not.
+
+    An adapter's key must not have the base model compute for it, by leaving the name out.
+    """
+    for cost, expected in ((Cost.NONE, looked_up), (Cost.PREFILL, computed)):
+        assert reached(names, cost, None) == expected
+        assert reached(names, cost, keys.fleet_id("gone")) == expected
+        for fleet in (OURS, OTHERS):
+            allowed = expected if expected is not None and fleet in expected else None
+            assert reached(names, cost, fleet) == allowed
+
+
+def test_without_any_fleet_nobody_is_refused() -> None:
+    """There is nothing to be for or against: the request is told that no instance is here."""
+    rights = Rights(caller=Caller(name="k", models=frozenset({"m"})), aliases={}, cost=Cost.NONE)
+    assert rights.among({}, None) == {}

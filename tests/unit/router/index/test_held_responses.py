@@ -1,18 +1,25 @@
 """What one router remembers of who holds which answer, and for how long."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from waiting import until, until_equal
 
+from indexer.contract import keys
+from indexer.contract.functions import Command
 from indexer.contract.identifiers import FleetId, InstanceId
 from indexer.contract.link import Link, connected
-from indexer.contract.responses import Holder
+from indexer.contract.responses import Holder, id_digest
 from router.index import held_responses
 from router.index.held_responses import HeldResponses
 from router.index.redis_guard import RedisGuard
+from router.telemetry import RESPONSES_LEARNED
 
 FLEET = FleetId("f")
 PLACES = {name: Holder.of(FLEET, InstanceId(name)) for name in "ab"}
@@ -30,12 +37,42 @@ class Clock:
         return self.now_s
 
 
+class PartlyAway:
+    """Calls of it as a cluster's link makes them while a shard is away: the others execute theirs.
+
+    Args:
+        inner: the link to Redis.
+        away: keys on that shard.
+    """
+
+    def __init__(self, inner: Link, away: set[str]) -> None:
+        self._inner = inner
+        self.away = away
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the link's."""
+        return getattr(self._inner, name)
+
+    async def execute(self, commands: Iterable[Command]) -> list[Any]:
+        """Those of the living shards; then the failure, if one was not among them."""
+        asked = list(commands)
+        answers = await self._inner.execute([one for one in asked if one[3] not in self.away])
+        if len(answers) < len(asked):
+            raise RedisConnectionError("shard away")
+        return answers
+
+
 @pytest_asyncio.fixture
 async def link(redis_client: redis.asyncio.Redis, redis_socket: Path) -> AsyncIterator[Link]:
     """To the embedded server, which nobody tells anything here."""
     del redis_client  # emptied
     async with connected(f"unix://{redis_socket}") as made:
         yield made
+
+
+def dropped() -> float:
+    """Ids that Redis will not be told, so far."""
+    return float(RESPONSES_LEARNED.labels(result="dropped")._value.get())
 
 
 def one_router(link: Link, clock: Clock, kept_s: float = 60.0) -> HeldResponses:
@@ -94,3 +131,49 @@ async def test_memory_and_queue_are_bounded(link: Link, monkeypatch: pytest.Monk
     found = [await known.find(f"resp_{number}") for number in range(4)]
     assert found == [PLACES["a"], None, PLACES["a"], PLACES["b"]]
     assert known.waiting() == 2
+
+
+async def test_a_shard_that_is_away_holds_up_no_other(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id of it is in every batch; those of the others are told, and its own when it is back."""
+    monkeypatch.setattr(held_responses, "SEND_MAX", 4)
+    monkeypatch.setattr(held_responses, "RETRY_S", 0.01)
+    ids = [f"resp_{number}" for number in range(40)]
+    shards = PartlyAway(link, away={keys.responses(id_digest(one)) for one in ids[::4]})
+    known, other = one_router(shards, Clock()), one_router(link, Clock())
+    for one in ids:
+        known.learn(PLAIN % one.encode(), FLEET, InstanceId("a#1"))
+    task = asyncio.ensure_future(known.run())
+
+    async def all_others_know() -> bool:
+        living = [one for one in ids if keys.responses(id_digest(one)) not in shards.away]
+        return all([await other.find(one) == PLACES["a"] for one in living])
+
+    await until(all_others_know, "all that can be told is told")
+    shards.away.clear()
+
+    async def all_know() -> bool:
+        return all([await other.find(one) == PLACES["a"] for one in ids])
+
+    await until(all_know, "the others too")
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_what_is_not_taken_gives_way_to_what_is_new(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue stays within its bound, whatever comes while a batch is under way."""
+    monkeypatch.setattr(held_responses, "QUEUE_MAX", 3)
+    shards = PartlyAway(link, away={keys.responses(id_digest("resp_0"))})
+    known, before = one_router(shards, Clock()), dropped()
+    for number in range(3):
+        known.learn(PLAIN % b"resp_%d" % number, FLEET, InstanceId("a#1"))
+    task = asyncio.ensure_future(known.run())
+    await asyncio.sleep(0)  # its batch is on the way
+    for number in range(3, 6):
+        known.learn(PLAIN % b"resp_%d" % number, FLEET, InstanceId("a#1"))
+    await until_equal(before + 3, dropped)
+    task.cancel()
+    await asyncio.wait([task])

@@ -48,6 +48,12 @@ def test_a_models_name_is_replaced_where_it_stands(body: bytes, expected: bytes 
     assert made.model == json.loads(made.body)["model"]
 
 
+def test_no_alias_stands_for_a_missing_model() -> None:
+    """The engine would use its base model, whatever the router took the request to be for."""
+    unnamed = call(b'{"input":"x"}', ENDPOINTS["/v1/embeddings"])
+    assert Rewriting(aliases={"": "served"}).apply(unnamed) is unnamed
+
+
 def test_an_alias_in_a_form() -> None:
     """The field is replaced, and the file beside it stays as it is."""
     head = b'--X\r\nContent-Disposition: form-data; name="model"\r\nX-Y: 1\r\n\r\n'

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from router.errors import DegradedCause, RequestInvalid, TokensUnknown
 from router.index.known_fleets import ServedModel
 from router.requests.api_call import ApiCall, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.requests.prompt_limits import refuse_too_long
-from router.tokens.at_once import BYTES_MAX, ITEMS_MAX
+from router.tokens.at_once import BYTES_MAX, ITEMS_MAX, VALUES_MAX, is_short
 from router.tokens.cuts import FOUND_MAX
 from router.tokens.encoder import NEW_AT_ONCE_BYTES, Encoder
 from router.tokens.hash_chains import HashChains
@@ -250,6 +251,8 @@ async def test_a_slow_tokenizer_meets_its_deadline(root: str) -> None:
         (ChatPrompt(messages=[{"role": "user", "content": PARTS}]), False),
         (ChatPrompt(messages=[{"role": "assistant", "content": "", "tool_calls": CALLS}]), False),
         (ChatPrompt(messages=[{"role": "user", "content": "<s>" * (FOUND_MAX + 1)}]), False),
+        (chat("user", template_kwargs={"padding": True}), False),
+        (chat("user", continue_final_message=True, add_generation_prompt=False), False),
         (TextPrompt(texts=("hello",) * (ITEMS_MAX + 1)), False),
         (long_chat("user"), False),
         (TextPrompt(texts=("hello " * NEW_AT_ONCE_BYTES,)), False),
@@ -270,6 +273,17 @@ async def test_only_what_takes_no_time_is_done_on_the_loop(
             cause = await unknown(tokenizers, served(root), prompt)
             assert cause is DegradedCause.TOKENIZER_SLOW
     tokenizers.close()
+
+
+@pytest.mark.parametrize(("count", "short"), [(500, True), (VALUES_MAX, False)])
+def test_one_tool_can_be_one_long_list(count: int, short: bool) -> None:
+    """A template may write every value of it out; commas of long texts do not count."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [[]] * count}}}]
+    prompt = chat("user", tools=tools)
+    assert is_short(prompt, call(prompt, body=json.dumps(tools).encode())) is short
+    text = "so, " * VALUES_MAX
+    talk = ChatPrompt(messages=[{"role": "user", "content": text}])
+    assert is_short(talk, call(talk, body=json.dumps(talk.messages).encode()))
 
 
 @pytest.mark.parametrize("cache_bytes_max", [0, 1 << 20])
