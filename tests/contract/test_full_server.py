@@ -15,10 +15,11 @@ from indexer.contract import (
     libraries,
     quota,
     reservations,
+    responses,
     upkeep,
 )
 from indexer.contract.functions import REDIS_WEATHER
-from indexer.contract.identifiers import BlockHash, RouterId, SlotIndex
+from indexer.contract.identifiers import BlockHash, InstanceId, RouterId, SlotIndex
 from indexer.contract.records import Notice
 
 FLEET = make_fleet_record(bucket_bits=4)
@@ -28,6 +29,7 @@ ROUTER = RouterId("r")
 HASHES = [BlockHash(bytes([n]) * 8) for n in range(1, 20)]
 CANDIDATES = np.array([(SLOT, GENERATION, 5)], reservations.CANDIDATE)
 PACKED = Notice(decided_s=1.0, predicted_tokens=0, actual_tokens=16, hashes=b"h" * 8).encode()
+RESPONSE, HELD_BY = responses.id_digest("resp_1"), InstanceId("host:8000/0#1")
 
 GO_ON = {
     "create": (fleet_functions.create(FLEET), None),
@@ -55,6 +57,7 @@ GO_ON = {
     "release of what was never reserved": (reservations.release(ID, ROUTER, 9), 0),
     "sync": (reservations.sync(ID, ROUTER, b"", forget_tombstones=True), [0, 1]),
     "reap": (reservations.reap(ID, ROUTER), [b"r", 1]),
+    "response_holder": (responses.find(RESPONSE), None),
     "quota_take": (
         quota.take(
             "key",
@@ -75,6 +78,7 @@ GO_ON = {
 REFUSED = {
     "store": index_functions.store(FLEET, SLOT, GENERATION, HASHES[9:]),
     "notice": fleet_functions.notice(ID, SLOT, GENERATION, PACKED),
+    "response_hold": responses.hold(RESPONSE, responses.Holder.of(ID, HELD_BY), kept_s=60),
 }
 
 

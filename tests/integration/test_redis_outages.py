@@ -135,7 +135,8 @@ async def test_a_redis_that_takes_no_writes(tmp_path: Path) -> None:
         assert await one.recovered_s() < RECOVERY_S
         assert {request.status for request in one.served} == {200}
         assert {r.decision["degraded_cause"] for r in refused} == {"ledger-unavailable"}
-        assert {r.decision["candidates"][0]["hit_tokens"] for r in refused} >= {48}
+        # Not of the first alone: what Redis was told last may hold a request that has ended since.
+        assert {c["hit_tokens"] for r in refused for c in r.decision["candidates"]} >= {48}
         assert max(request.took_s for request in refused) < DEADLINE_S
         assert openings() == before
         await one.zero()
