@@ -45,7 +45,7 @@ RESCORES_MAX: Final = 3
 NOTES_PER_SEND_MAX: Final = 256
 
 NOTES_EVERY_S: Final = 0.005
-"""At most so often notes are sent: under load many go together, for the price of one."""
+"""So long after several notes others wait: under load many go together, for the price of one."""
 
 RETRY_S: Final = 0.1
 
@@ -72,6 +72,7 @@ class Ledger:
         self._guard = guard or RedisGuard(deadline_s=deadline_s)
         self._sends, self._pauses = Waits(deadline_s), Waits(ROUTER_LEASE_RENEW_S)
         self._failing = False
+        self._crowded = False
         self._books: dict[FleetId, Book] = {}
         self._notes = NoteQueue()
         self._wake = asyncio.Event()
@@ -261,6 +262,7 @@ class Ledger:
                     self._failing = False
                 if asked:
                     self._guard.succeeded(Call.WRITE)
+                if self._crowded:
                     await asyncio.sleep(NOTES_EVERY_S)
                 with contextlib.suppress(TimeoutError), self._pauses.one():
                     await self._wake.wait()
@@ -273,6 +275,7 @@ class Ledger:
         A fleet whose keys fail holds up nobody: the first failure is raised at the end.
         """
         asked, failures = bool(self._notes), list[Exception]()
+        self._crowded = len(self._notes) > 1
         while self._notes and await self._send_notes(failures):
             pass  # whatever has come meanwhile goes with the next ones
         for book in list(self._books.values()):

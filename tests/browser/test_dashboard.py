@@ -23,6 +23,7 @@ from router_edge import (
     silent,
     stream_all,
 )
+from waiting import until
 
 pytestmark = pytest.mark.browser
 
@@ -90,6 +91,7 @@ async def test_why_a_request_went_there_is_answered_by_looking(
     async with fleet_of_three(redis_client, redis_socket) as one:
         for number in range(6):
             await send(one, f"request-{number}")
+            await until(one.process.ledger.settled, "Redis knows that it has ended")
         url = page_of(one.client)
         async with browser.tab(url, **size, dark=dark) as tab:
             await tab.see("document.querySelectorAll('.list tbody tr').length === 6")
