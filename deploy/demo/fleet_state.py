@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
-import redis.asyncio
 
 from deploy.demo.errors import NotColdError, NotIdleError
 from indexer.contract import (
@@ -17,6 +16,7 @@ from indexer.contract import (
     reservations,
 )
 from indexer.contract.identifiers import BlockHash
+from indexer.contract.link import Link
 from indexer.contract.records import FleetRecord, SlotFlag
 
 POLL_S = 0.05
@@ -37,13 +37,13 @@ class FleetState:
     """Reads a fleet's counters and index straight from Redis.
 
     Attributes:
-        redis: client whose replies stay bytes.
+        redis: the way to it.
         session: for the engines.
         model_name: primary served model name.
         engine_urls: base URLs.
     """
 
-    redis: redis.asyncio.Redis
+    redis: Link
     session: aiohttp.ClientSession
     model_name: str
     engine_urls: Sequence[str]
@@ -53,7 +53,7 @@ class FleetState:
         """What the instances share."""
         if self._record is None:
             fleet = keys.fleet_id(self.model_name)
-            reply = await self.redis.hmget(keys.fleet(fleet), FLEET_FIELDS)
+            reply = await self.redis.execute_command("HMGET", keys.fleet(fleet), *FLEET_FIELDS)
             self._record = fleet_functions.fleet_record(fleet, reply)
         return self._record
 
@@ -137,7 +137,4 @@ class FleetState:
             for partition in range(record.partitions)
             for block in blocks
         ]
-        async with self.redis.pipeline(transaction=False) as pipe:
-            for call in calls:
-                pipe.execute_command(*call.command())
-            return sum(bool(reply) for reply in await pipe.execute())
+        return sum(bool(reply) for reply in await functions.run_all(self.redis, calls))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
-import redis.asyncio
 from rich.console import Console
 
 from deploy.demo.cpu import CpuMark, busy_ratio
@@ -13,6 +12,7 @@ from deploy.demo.readings import EngineReading, RouterLogs, read_engines
 from deploy.demo.workload import VOCABULARY_TOKENS, Workload
 from deploy.local.config import FleetConfig
 from deploy.local.fleet import LocalFleet
+from indexer.contract.link import connected
 from loadgen.arrivals import constant
 from loadgen.client import Target
 from loadgen.progress import show_progress
@@ -117,13 +117,13 @@ async def run_policies(
     async with (
         LocalFleet.running(config, console.print) as fleet,
         aiohttp.ClientSession(timeout=timeout) as session,
-        redis.asyncio.Redis.from_url(fleet.layout.redis_url) as client,
+        connected(fleet.layout.redis_url, deadline_s=PROBE_TIMEOUT_S) as link,
     ):
         bench = Bench(
             fleet=fleet,
             workload=workload,
             state=FleetState(
-                redis=client,
+                redis=link,
                 session=session,
                 model_name=config.model_name,
                 engine_urls=[worker.engine_url for worker in fleet.layout.workers],

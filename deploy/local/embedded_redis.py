@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import redis.asyncio
 import redis.exceptions
@@ -28,16 +29,30 @@ def command(*, host: str, port: int, directory: Path) -> list[str]:
     ]
 
 
+def client(url: str, **options: Any) -> redis.asyncio.Redis:
+    """A client of redis-py that can be cancelled, for whoever looks at the server from outside.
+
+    With a socket timeout, redis-py writes within `asyncio.wait_for`, and that of Python 3.11
+    forgets a cancellation that comes while the write ends: the task goes on for ever. So there is
+    none, and deadlines are the caller's.
+
+    Args:
+        url: of the server.
+        **options: redis-py's.
+    """
+    return redis.asyncio.Redis.from_url(url, socket_timeout=None, **options)  # noqa: TID251
+
+
 async def wait_ready(url: str) -> None:
     """Return when the server answers; the caller sets the deadline."""
-    client = redis.asyncio.Redis.from_url(url)
+    waiting = client(url)
     try:
         while True:
             try:
-                await client.ping()
+                await waiting.ping()
             except (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError):
                 await asyncio.sleep(POLL_S)
             else:
                 return
     finally:
-        await client.aclose()
+        await waiting.aclose()

@@ -29,7 +29,6 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import redis.asyncio
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -49,6 +48,7 @@ from deploy.local.fleet import LocalFleet, instances_seen
 from deploy.local.part import Part
 from deploy.local.ports import PortPicker
 from indexer.contract import functions, reservations
+from indexer.contract.link import connected
 from loadgen.client import StreamingClient, Target
 from loadgen.records import RequestRecord
 from loadgen.tokens import PromptTokens
@@ -173,7 +173,7 @@ async def running(folder: Path, speedup: float) -> AsyncIterator[Bench]:
         LocalFleet.running(config, lambda _: None) as fleet,
         asyncio.TaskGroup() as watchers,
         aiohttp.ClientSession() as session,
-        redis.asyncio.Redis(port=fleet.layout.redis_port) as client,
+        connected(fleet.layout.redis_url, deadline_s=10.0) as link,
     ):
         processes = list(_router_processes(fleet, folder))
         try:
@@ -183,7 +183,7 @@ async def running(folder: Path, speedup: float) -> AsyncIterator[Bench]:
             for one in processes:
                 await _ready(session, one.admin_url)
             state = FleetState(
-                redis=client,
+                redis=link,
                 session=session,
                 model_name=config.model_name,
                 engine_urls=[worker.engine_url for worker in fleet.layout.workers],

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import redis.asyncio
 from aiohttp import web
 from waiting import until, until_equal
 
@@ -172,7 +171,7 @@ async def test_the_clock_of_redis_moves_both_ways(tmp_path: Path) -> None:
         environment=clock.environment,
     )
     await part.start()
-    client = redis.asyncio.Redis(port=port)
+    client = embedded_redis.client(f"redis://127.0.0.1:{port}")
     try:
         async with asyncio.timeout(20):
             await embedded_redis.wait_ready(f"redis://127.0.0.1:{port}")

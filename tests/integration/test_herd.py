@@ -27,6 +27,7 @@ from builders import make_fleet_record, make_heartbeat, make_instance
 from fleets import chain, read, reserved, store
 from waiting import until, until_equal
 
+from deploy.local import embedded_redis
 from indexer.contract import fleet_functions, functions, index_functions, keys
 from indexer.contract.identifiers import SlotIndex
 from indexer.contract.records import EngineCounters, FleetRecord
@@ -238,7 +239,7 @@ async def sees_all(session: ClientSession, admin_port: int) -> bool:
 @contextlib.asynccontextmanager
 async def herd_of(redis_socket: Path, *options: str) -> AsyncIterator[Herd]:
     """A fleet of its own on the embedded server, and router processes that know it."""
-    client = redis.asyncio.Redis(unix_socket_path=str(redis_socket))
+    client = embedded_redis.client(f"unix://{redis_socket}")
     await client.flushall()
     async with Engines() as engines, asyncio.TaskGroup() as tasks:
         fleet = make_fleet_record()

@@ -9,6 +9,7 @@ from builders import make_fleet_record, make_instance
 from prometheus_client import CollectorRegistry
 from waiting import until
 
+from deploy.local import embedded_redis
 from indexer.contract import fleet_functions, functions, index_functions, keys
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import INDEX_TTL_S
@@ -30,7 +31,7 @@ SLOTS = (SlotIndex(0), SlotIndex(256))
 @pytest.fixture
 async def client(redis_socket: Path) -> AsyncIterator[redis.asyncio.Redis]:
     """Sees every key."""
-    async with redis.asyncio.Redis(unix_socket_path=str(redis_socket)) as client:
+    async with embedded_redis.client(f"unix://{redis_socket}") as client:
         await client.flushdb()
         yield client
 

@@ -11,6 +11,7 @@ from fleets import until
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from deploy.local import embedded_redis
 from indexer.contract.link import connected, wire
 
 pytestmark = pytest.mark.integration
@@ -97,7 +98,7 @@ def test_resets_under_load_are_weather_on_uvloop(redis_socket: Path) -> None:
     async def played() -> set[str]:
         seen: set[str] = set()
         url = f"unix://{redis_socket}"
-        async with connected(url) as link, redis.asyncio.Redis(unix_socket_path=redis_socket) as by:
+        async with connected(url) as link, embedded_redis.client(url) as by:
             stop = asyncio.Event()
 
             async def client() -> None:

