@@ -22,7 +22,7 @@ FIND_LINKS = UV_FIND_LINKS="$$($(BIN)/python -m pip config list \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo up test test-peers test-vllm test-browser check fuzz bench bench-proxy bench-siblings bench-routers consistency chaos compose-check lock clean
+.PHONY: help setup demo up test test-peers test-vllm test-browser check fuzz bench bench-proxy bench-siblings bench-routers agreement cost-model consistency simulate simulate-full chaos compose-check lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,8 +79,20 @@ bench-proxy: $(DEV) $(PEERS)/.stamp  ## what a proxy costs, beside its peers, 20
 bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build/bench/siblings.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/sibling_bench.py $(BENCH_ARGS)
 
+agreement: $(DEV)  ## the demo's workload in virtual and in real time, 3 minutes; writes build/bench/agreement.json (BENCH_ARGS=--quick)
+	$(BIN)/python tests/benchmarks/agreement_bench.py $(BENCH_ARGS)
+
+cost-model: $(DEV)  ## simulated engines beside published measurements of real ones; writes build/bench/cost_model.json
+	$(BIN)/python tests/benchmarks/cost_model_bench.py
+
 consistency: $(RUNTIME)  ## 1 to 8 routers in virtual time; writes build/consistency/summary.json (CONSISTENCY_ARGS=--quick)
 	$(BIN)/python -m loadgen consistency $(CONSISTENCY_ARGS)
+
+simulate: $(RUNTIME)  ## the policy lab: policies x workloads x loads in virtual time; writes build/simulate (SIMULATE_ARGS=...)
+	$(BIN)/python -m loadgen simulate $(SIMULATE_ARGS)
+
+simulate-full: $(RUNTIME)  ## every policy and staleness, hours; goes on after an abort; writes build/simulate-full
+	$(BIN)/python -m loadgen simulate --scenario full --output build/simulate-full $(SIMULATE_ARGS)
 
 bench-routers: $(DEV)  ## 1, 2, 4 and 8 routers side by side, 20 minutes (quick: four minutes); writes build/bench/routers.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/router_bench.py $(BENCH_ARGS)

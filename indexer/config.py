@@ -21,6 +21,7 @@ from indexer.contract.limits import (
 )
 from indexer.contract.link import address
 from indexer.engine.event_source import is_endpoint
+from indexer.engine.vllm_events import DEVICE_MEDIUM
 
 ENV_PREFIX: Final = "TIMESTABLE_INDEXER"
 
@@ -30,6 +31,7 @@ INSTANCES_EXPECTED_MAX: Final = PARTITIONS_MAX * SLOTS_PER_PARTITION_MAX
 PREFILL_TOKENS_PER_S_MAX: Final = 1e9
 """A thousand times what any device does; routers divide by it."""
 
+TIER_LATENCY_MAX_S: Final = 60.0
 ENGINE_RANKS_MAX: Final = SLOTS_PER_PARTITION_MAX
 SCRAPE_INTERVAL_MIN_S: Final = 0.01
 """A heartbeat each: more often would be load without news."""
@@ -64,6 +66,17 @@ class SidecarConfig:
             fleet are faster or slower: tokens then count by how long they take
         measure_prefill: measure it, with three prompts of 8,256 tokens in all, when an engine
             process is first seen and has no requests
+        role: what routers use the engine for: `prefill` and `decode` where they are apart and the
+            engine hands its KV$ on (vLLM's NixlConnector), `both` for whole requests
+        tier_media: from where the engine loads KV$ that its device lacks, as its events name it,
+            such as '["CPU"]': vLLM's OffloadingConnector, LMCache. None when not given: what is
+            there is not counted
+        tier_tokens_per_s: how fast it loads, tokens a second: the link's bytes a second over the
+            KV$ bytes of a token. Routers weigh it against computing
+        tier_latency_s: of a load, beside that
+        tier_shared: every engine of the fleet that says so loads what any of them has written
+        tier_capacity_tokens: what the tier holds; of what is more, the oldest is taken for gone.
+            For emitters that never tell of evictions; 2^20 canonical blocks when not given
         engines_file: file with the URL of an engine on each line, instead of engine_url; read again
             when it changes. This one process is the sidecar of all of them, approximate
         engines_dns: NAME:PORT, likewise: an engine at each address of that name, asked for again
@@ -99,6 +112,12 @@ class SidecarConfig:
     approximate: bool = False
     prefill_tokens_per_s: PositiveFloat | None = None
     measure_prefill: bool = False
+    role: Literal["prefill", "decode", "both"] = "both"
+    tier_media: tuple[str, ...] = ()
+    tier_tokens_per_s: PositiveFloat | None = None
+    tier_latency_s: NonNegativeFloat = 0.0
+    tier_shared: bool = False
+    tier_capacity_tokens: PositiveInt | None = None
     engines_file: Path | None = None
     engines_dns: str | None = None
     model_scope: str | None = None
@@ -155,6 +174,25 @@ class SidecarConfig:
             raise ValueError(f"metrics_port: {self.metrics_port} is above {PORT_MAX}")
         self._check_endpoints()
         self._check_approximate()
+        self._check_tier()
+
+    def _check_tier(self) -> None:
+        rate = self.tier_tokens_per_s
+        if bool(self.tier_media) != (rate is not None):
+            missing = "tier_tokens_per_s" if self.tier_media else "tier_media"
+            raise ValueError(f"{missing}: is missing, a tier has both tier_media and its speed")
+        if rate is not None and not 1 <= rate <= PREFILL_TOKENS_PER_S_MAX:
+            raise ValueError(
+                f"tier_tokens_per_s: {rate:g} is not within 1 and {PREFILL_TOKENS_PER_S_MAX:g}"
+            )
+        if not self.tier_latency_s <= TIER_LATENCY_MAX_S:
+            raise ValueError(
+                f"tier_latency_s: {self.tier_latency_s:g} is above {TIER_LATENCY_MAX_S:g}"
+            )
+        if DEVICE_MEDIUM in self.tier_media or "" in self.tier_media:
+            raise ValueError(f"tier_media: {DEVICE_MEDIUM} is the device itself, and none is empty")
+        if self.tier_media and (self.approximate or self.engines_file or self.engines_dns):
+            raise ValueError("tier_media: says nothing where no events are followed")
 
     def _check_approximate(self) -> None:
         lists = [key for key in ("engines_file", "engines_dns") if getattr(self, key) is not None]

@@ -252,7 +252,7 @@ class Follower:
         self._keeper.judged(refused, saved.table.published_count)
         if refused is None:
             self.holdings = saved
-            added = Delta(added=saved.table.published())
+            added = Delta(added=saved.published())
             self._publisher.offer([added, self._room.keep(saved.table)], None)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from indexer.contract import fleet_functions, functions, keys, reservations
+from indexer.contract import fleet_functions, functions, keys, request_classes, reservations
 from indexer.contract.fleet_functions import Unreadable, reading
 from indexer.contract.identifiers import FleetId, RouterId
 from indexer.contract.limits import BUCKETS_PER_MEASURE_MAX
@@ -52,6 +52,7 @@ async def _read_fleet(redis: Link, fleet_id: FleetId) -> dict[str, Any]:
         "gone": False,
         "instances": await _instances(redis, fleet_id, counters),
         "routers": await _routers(redis, fleet_id),
+        "classes": await _classes(redis, fleet_id),
         "index": await _index(redis, fleet),
     }
 
@@ -94,6 +95,13 @@ async def _routers(redis: Link, fleet: FleetId) -> list[dict[str, Any]]:
             }
         )
     return routers
+
+
+async def _classes(redis: Link, fleet: FleetId) -> dict[str, Any]:
+    """What routers with detect_hot_prefixes have counted; nothing where none has."""
+    reply = await functions.run(redis, request_classes.classes(fleet))
+    requests, states = request_classes.class_states(reply)
+    return {"requests": round(requests, 1), "hot": [asdict(state) for state in states]}
 
 
 async def _index(redis: Link, fleet: FleetRecord) -> dict[str, Any]:

@@ -28,11 +28,15 @@ class RankPlan:
         source: of its events.
         record: what routers are told of it.
         reuses_prefixes: whether anything can be learned of it from what it has computed.
+        tier_media: media of its events from which it can load; empty: none.
+        tier_capacity_tokens: what they hold together; None: nobody tells.
     """
 
     source: EventSource
     record: InstanceRecord
     reuses_prefixes: bool = True
+    tier_media: tuple[str, ...] = ()
+    tier_capacity_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,13 @@ def plan(
         epoch=secrets.randbits(64),
     )
     ranks = tuple(
-        RankPlan(source=source, record=record, reuses_prefixes=cache.reuses_prefixes)
+        RankPlan(
+            source=source,
+            record=record,
+            reuses_prefixes=cache.reuses_prefixes,
+            tier_media=config.tier_media,
+            tier_capacity_tokens=config.tier_capacity_tokens,
+        )
         for source, record, cache in zip(sources, records, caches, strict=True)
     )
     return Plan(founding=founding, ranks=ranks)
@@ -207,4 +217,8 @@ def _record(
         data_parallel_rank=source.rank if ranks > 1 else None,
         engine_version=engine.version,
         learned=config.approximate,
+        role=config.role,
+        tier_tokens_per_s=config.tier_tokens_per_s,
+        tier_latency_s=config.tier_latency_s,
+        tier_shared=config.tier_shared,
     )

@@ -24,6 +24,7 @@ from indexer.publishing.publisher import Publisher
 from indexer.publishing.room import Room
 from indexer.table.changes import Delta
 from indexer.table.holdings import Holdings
+from indexer.table.tier_table import TIER_BLOCKS_MAX, TierTable
 from indexer.telemetry import TableMeter, Telemetry
 
 QUIET_S: Final = 600.0
@@ -62,6 +63,7 @@ class Rank:
             model_scope=fleet.model_scope,
             block_size_tokens=fleet.block_size_tokens,
             capacity_blocks=self.record.capacity_blocks,
+            make_tier=tier_maker(rank_plan, fleet),
         )
         self._telemetry = telemetry
         self._drain = drain
@@ -82,6 +84,7 @@ class Rank:
             canonical_blocks_per_engine_block=self.record.block_size_tokens
             / fleet.block_size_tokens,
             learned=self._learner.blocks,
+            tier=lambda: self.follower.holdings.tier,
         )
         self.follower: Follower | NoEvents = (
             NoEvents(holdings)
@@ -117,7 +120,7 @@ class Rank:
 
     def published(self) -> list[BlockHash]:
         """All blocks to be published at this moment, parents before children."""
-        return [*self.follower.holdings.table.published(), *self._learner.blocks.published()]
+        return [*self.follower.holdings.published(), *self._learner.blocks.published()]
 
     def found_full(self) -> Delta:
         """Redis is out of memory: what gives way."""
@@ -223,8 +226,9 @@ class Rank:
             self._sleep_level = level
             self._telemetry.engine_asleep.labels(self._label).set(level is not None)
             self._log.info("sleep_level_changed", level=level)
-        if level and len(self.follower.holdings.table):  # from level 1 on the cache is discarded
-            self.publisher.offer([self.follower.holdings.clear()], None)
+        holdings = self.follower.holdings
+        if level and (holdings.table or holdings.tier):  # from level 1 on the cache is discarded
+            self.publisher.offer([holdings.clear()], None)
         if level:
             self._learner.clear()
 
@@ -246,9 +250,22 @@ class Rank:
             self._is_quiet = not self._is_quiet
             self._log.info("engine_quiet" if self._is_quiet else "engine_heard_again")
         self._telemetry.pending_age_s.labels(self._label).set(self.publisher.pending_age_s)
-        table = self.follower.holdings.table
-        self._meter.export(table, self.publisher.pending_count, self._completeness_ratio())
+        holdings, pending_count = self.follower.holdings, self.publisher.pending_count
+        ratio = self._completeness_ratio()
+        self._meter.export(holdings.table, pending_count, ratio, holdings.tier)
 
     def _completeness_ratio(self) -> float:
         """Of what the engine holds, known for sure: nothing, where only routers tell of it."""
         return 0.0 if self.record.learned else self.follower.holdings.completeness_ratio()
+
+
+def tier_maker(rank_plan: RankPlan, fleet: FleetRecord) -> Callable[[], TierTable] | None:
+    """Makes an empty tier of a rank; None where it has none."""
+    media = rank_plan.tier_media
+    if not media:
+        return None
+    size, tokens = fleet.block_size_tokens, rank_plan.tier_capacity_tokens
+    blocks_max = TIER_BLOCKS_MAX if tokens is None else max(1, tokens // size)
+    return lambda: TierTable(
+        model_scope=fleet.model_scope, block_size_tokens=size, media=media, blocks_max=blocks_max
+    )

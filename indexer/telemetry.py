@@ -11,6 +11,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from indexer.table.block_table import BlockTable
+from indexer.table.tier_table import TierTable
 
 LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -154,6 +155,16 @@ class Telemetry:
             "index_budget_blocks", "Canonical blocks that may be published; -1 for no limit."
         )
         self.blocks_trimmed = self._counter("blocks_trimmed", "Engine blocks withheld so far.")
+        self.tier_blocks = self._gauge(
+            "tier_blocks", "Canonical blocks published that the engine can load from a tier."
+        )
+        self.tier_blocks_refused = self._counter(
+            "tier_blocks_refused",
+            "Writes to a tier not taken: unknown content, or a full table.",
+        )
+        self.tier_blocks_forgotten = self._counter(
+            "tier_blocks_forgotten", "Engine blocks taken for gone: more than the tier holds."
+        )
         self.oom_trims = self._counter(
             "oom_trims", "Times Redis was out of memory and blocks gave way."
         )
@@ -205,12 +216,18 @@ class TableMeter:
         self._table: BlockTable | None = None
         self._exported: dict[Counter, int] = {}
 
-    def export(self, table: BlockTable, pending_count: int, completeness_ratio: float) -> None:
-        """Bring the metrics up to date."""
+    def export(
+        self,
+        table: BlockTable,
+        pending_count: int,
+        completeness_ratio: float,
+        tier: TierTable | None = None,
+    ) -> None:
+        """Bring the metrics up to date; those of a tier where there is one."""
         telemetry, rank = self._telemetry, self._rank
         is_another = self._table not in (None, table)  # it has applied what was counted before
         self._table = table
-        for counter, total in (
+        totals = [
             (telemetry.blocks_stored, table.stored_count),
             (telemetry.blocks_removed, table.removed_count),
             (telemetry.blocks_refused, table.refused_count),
@@ -219,7 +236,14 @@ class TableMeter:
             (telemetry.blocks_confirmed, table.confirmed_count),
             (telemetry.blocks_credited, table.credited_count),
             (telemetry.blocks_trimmed, table.trimmed_count),
-        ):
+        ]
+        if tier is not None:
+            totals += [
+                (telemetry.tier_blocks_refused, tier.refused_count),
+                (telemetry.tier_blocks_forgotten, tier.forgotten_count),
+            ]
+            telemetry.tier_blocks.labels(rank).set(len(tier))
+        for counter, total in totals:
             if not is_another:
                 counter.labels(rank).inc(total - self._exported.get(counter, 0))
             self._exported[counter] = total

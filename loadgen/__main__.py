@@ -1,4 +1,4 @@
-"""Command line: `python -m loadgen replay | generate | convert | report | consistency`."""
+"""Command line: `python -m loadgen replay | generate | convert | report | simulate | ...`."""
 
 import resource
 import signal
@@ -14,11 +14,13 @@ from rich.markup import escape
 from loadgen import arrivals
 from loadgen.client import Target, first_model
 from loadgen.config import (
+    CapacityConfig,
     ConsistencyConfig,
     ConvertConfig,
     GenerateConfig,
     ReplayConfig,
     ReportConfig,
+    SimulateConfig,
     parse,
 )
 from loadgen.errors import LoadgenError, OutputError, TraceError
@@ -61,6 +63,10 @@ def main(arguments: list[str]) -> int:
                 status = _report(config, console)
             case ConsistencyConfig():
                 status = _consistency(config, console)
+            case SimulateConfig():
+                status = _simulate(config, console)
+            case CapacityConfig():
+                status = _capacity(config, console)
             case unknown:
                 assert_never(unknown)
     except (LoadgenError, OSError) as exc:
@@ -205,6 +211,32 @@ def _consistency(config: ConsistencyConfig, console: Console) -> int:
         capacity=capacity,
     )
     return 0 if study.run(plan, Path(config.output), console) else EXIT_VERDICT_FAILED
+
+
+def _simulate(config: SimulateConfig, console: Console) -> int:
+    from loadgen.simulation.lab import command  # noqa: PLC0415  # loads the router, when asked for
+
+    selection = command.Selection(**_fields_of(command.Selection, config))
+    command.simulate(
+        selection,
+        Path(config.output),
+        console,
+        processes=config.processes,
+        fresh=config.fresh,
+    )
+    return 0
+
+
+def _capacity(config: CapacityConfig, console: Console) -> int:
+    from loadgen.simulation.lab import command  # noqa: PLC0415  # loads the router, when asked for
+    from loadgen.simulation.lab.capacity import Bounds  # noqa: PLC0415
+
+    selection = command.Selection(**_fields_of(command.Selection, config))
+    bounds = Bounds(ttft_p99_s=config.ttft_p99_s, tpot_mean_s=config.tpot_mean_s)
+    if config.slo_ratio is not None:
+        bounds = Bounds(ttft_p99_s=None, tpot_mean_s=None, slo_ratio=config.slo_ratio)
+    found = command.capacity(selection, bounds, console, processes=config.processes)
+    return 0 if all(one.rate for one in found.values()) else EXIT_VERDICT_FAILED
 
 
 def _check_report_files(config: ReplayConfig | ReportConfig) -> None:

@@ -24,7 +24,7 @@ VocabularySize = restricted_number_type(
     "VocabularySize", int, [(">=", 2), ("<=", VOCABULARY_TOKENS_MAX)]
 )
 
-_SWITCHES = ("--quick", "--find_capacity")
+_SWITCHES = ("--quick", "--find_capacity", "--fresh")
 """Options that may stand without a value."""
 
 _DESCRIPTION = """
@@ -241,7 +241,77 @@ class ConsistencyConfig:
     find_capacity: bool = False
 
 
-Config = ReplayConfig | GenerateConfig | ConvertConfig | ReportConfig | ConsistencyConfig
+@dataclass(frozen=True, kw_only=True)
+class SimulateConfig:
+    """Compare policies over workloads, loads and fleets in virtual time: the policy lab.
+
+    Runs what the scenario says with the router's own policies over simulated engines; finished runs
+    are kept, so an aborted matrix goes on where it was. Writes summary.json and report.html. See
+    docs/policy_lab.md.
+
+    Exit status: 0, 2 for a bad option, scenario or trace, 130 after Ctrl-C.
+
+    Args:
+        scenario: name of a shipped scenario (default, full) or path of a TOML file
+        output: folder of the results
+        traces: folder of traces; $TIMESTABLE_TRACES, else ../shared/traces; a workload whose files
+            are missing there is generated
+        policies: instead of the scenario's, e.g. '[lmetric, vllm_v1]'
+        workloads: only these
+        loads: instead of the scenario's, fractions of capacity
+        seeds: instead of the scenario's
+        processes: at a time; as many as there are cores unless given
+        fresh: run everything anew
+    """
+
+    scenario: str = "default"
+    output: str = "build/simulate"
+    traces: str | None = None
+    policies: list[str] | None = None
+    workloads: list[str] | None = None
+    loads: list[PositiveFloat] | None = None
+    seeds: list[NonNegativeInt] | None = None
+    processes: PositiveInt | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityConfig:
+    """Find the highest rate that a fleet bears with a policy, by bisection in virtual time.
+
+    Exit status: 0, 1 when a workload has no such rate, 2 for a bad option, scenario or trace.
+
+    Args:
+        scenario: name of a shipped scenario or path of a TOML file; its first fleet is used
+        traces: folder of traces, as for simulate
+        policies: to compare; the scenario's capacity_policy unless given
+        workloads: only these
+        ttft_p99_s: bound on the 99th percentile of TTFT
+        tpot_mean_s: bound on the mean TPOT
+        slo_ratio: share of requests that have to be within the workload's SLO, instead of the
+            other two
+        processes: at a time; as many as there are cores unless given
+    """
+
+    scenario: str = "default"
+    traces: str | None = None
+    policies: list[str] | None = None
+    workloads: list[str] | None = None
+    ttft_p99_s: PositiveFloat = 10.0
+    tpot_mean_s: PositiveFloat = 0.1
+    slo_ratio: ClosedUnitInterval | None = None
+    processes: PositiveInt | None = None
+
+
+Config = (
+    ReplayConfig
+    | GenerateConfig
+    | ConvertConfig
+    | ReportConfig
+    | ConsistencyConfig
+    | SimulateConfig
+    | CapacityConfig
+)
 
 
 def parse(arguments: Sequence[str]) -> Config:
@@ -256,6 +326,8 @@ def parse(arguments: Sequence[str]) -> Config:
             "convert": ConvertConfig,
             "report": ReportConfig,
             "consistency": ConsistencyConfig,
+            "simulate": SimulateConfig,
+            "capacity": CapacityConfig,
         },
         prog="python -m loadgen",
         description=_DESCRIPTION,

@@ -36,6 +36,7 @@ class Entry:
         slot: its slot.
         generation: incarnation of that slot.
         prefill_tokens: new prefill tokens still queued there.
+        context_tokens: that each of them attends to, on average.
         phase: whether they still are.
         in_redis: Redis has it, or may have it.
         booked_s: wall clock of the booking.
@@ -46,6 +47,7 @@ class Entry:
     slot: int
     generation: int
     prefill_tokens: int
+    context_tokens: int
     phase: Phase
     in_redis: bool
     booked_s: float
@@ -96,6 +98,7 @@ class Book:
             slot=decision.slot,
             generation=decision.generation,
             prefill_tokens=decision.new_prefill_tokens,
+            context_tokens=decision.context_tokens,
             phase=Phase.PREFILL,
             in_redis=in_redis,
             booked_s=decision.booked_s or 0.0,
@@ -123,7 +126,9 @@ class Book:
         """Every entry as `reservations.sync` takes them."""
         return b"".join(
             reservations.sync_row(
-                sequence, e.slot, e.generation, e.prefill_tokens, e.phase, awaited=e.awaited
+                *(sequence, e.slot, e.generation, e.prefill_tokens, e.phase),
+                awaited=e.awaited,
+                context_tokens=e.context_tokens,
             )
             for sequence, e in self.entries.items()
         )
@@ -146,22 +151,25 @@ class Book:
                 zip(snapshot.slot.tolist(), snapshot.generation.tolist(), strict=True)
             )
         }
-        shape = (2, len(snapshot.slot))  # requests, queued prefill tokens
+        shape = (3, len(snapshot.slot))  # requests, queued prefill tokens, their attention
         own, counted = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for entry in self.entries.values():
             place = places.get((entry.slot, entry.generation))
             if place is not None:
-                own[:, place] += 1, entry.prefill_tokens
+                one = 1, entry.prefill_tokens, entry.prefill_tokens * entry.context_tokens
+                own[:, place] += one
                 if entry.in_redis and entry.booked_s <= snapshot.taken_s:
-                    counted[:, place] += 1, entry.prefill_tokens
-        seen = np.stack([snapshot.batch_size, snapshot.queued_prefill_tokens])
+                    counted[:, place] += one
+        queued = snapshot.queued_prefill_tokens
+        seen = np.stack([snapshot.batch_size, queued, queued * snapshot.queued_context_tokens])
         age_s = max(0.0, now_s - snapshot.taken_s)
         others = np.maximum(seen - counted, 0) * max(0.0, 1.0 - age_s / OTHERS_FADE_S)
-        batch_size, queued_prefill_tokens = own + np.rint(others).astype(np.int64)
+        batch_size, queued_prefill_tokens, pairs = own + np.rint(others).astype(np.int64)
         return replace(
             snapshot,
             batch_size=batch_size,
             queued_prefill_tokens=queued_prefill_tokens,
+            queued_context_tokens=pairs // np.maximum(queued_prefill_tokens, 1),
             degraded=True,
             degraded_cause=snapshot.degraded_cause or DegradedCause.LEDGER_UNAVAILABLE,
         )

@@ -12,7 +12,7 @@ import structlog
 from indexer.contract.link import Link, connected
 from indexer.contract.waits import Waits
 from router.config import RouterConfig
-from router.dispatch import DispatchBounds
+from router.course import DispatchBounds
 from router.door.admission import Admission
 from router.door.door import Door
 from router.door.key_limits import KeyLimiter
@@ -22,6 +22,7 @@ from router.http.client_exchange import BodyLimits
 from router.http.gate import Gate
 from router.http.listeners import Listeners
 from router.http.operator_calls import OperatorCalls
+from router.index.class_watch import ClassWatch
 from router.index.held_responses import HeldResponses
 from router.index.index_client import IndexClient
 from router.index.notice_queue import NoticeQueue
@@ -33,6 +34,7 @@ from router.instances.upstream import Upstream
 from router.ledger import Ledger
 from router.policies import router_policies
 from router.predictions import Predictions
+from router.prefill_costs import PrefillCosts
 from router.requests.rewriting import Rewriting
 from router.route import Router
 from router.tokens.hash_chains import HashChains
@@ -86,8 +88,10 @@ class Parts:
     tokenizers: ModelTokenizers
     key_limiter: KeyLimiter
     responses: HeldResponses | None
+    class_watch: ClassWatch | None
     upstream: Upstream
     ejections: Ejections
+    prefill_costs: PrefillCosts
     prober: Prober
 
     @classmethod
@@ -110,8 +114,10 @@ class Parts:
             tokenizers=_tokenizers(config, door, chains),
             key_limiter=KeyLimiter(link, guard=guard),
             responses=HeldResponses(link, guard=guard, kept_s=kept_s) if kept_s else None,
+            class_watch=_class_watch(config, link, index),
             upstream=_upstream(config, door),
             ejections=ejections,
+            prefill_costs=PrefillCosts(),
             prober=Prober(ejections, index.instance_ids, door.engine_tls),
         )
 
@@ -134,9 +140,12 @@ class Parts:
                 retries_max=config.retries_max,
                 total_timeout_s=config.total_timeout_s,
                 continue_streams=config.continue_streams,
+                handover_kept_s=config.handover_kept_s,
             ),
+            prefill_costs=self.prefill_costs,
             in_flight_credit=config.in_flight_credit and config.share_reservations,
             responses=self.responses,
+            detect_hot_prefixes=config.detect_hot_prefixes,
             aliases=config.model_aliases,
         )
 
@@ -149,6 +158,8 @@ class Parts:
             tokenizers=self.tokenizers,
             predictions=self.predictions,
             ejections=self.ejections,
+            prefill_costs=self.prefill_costs,
+            class_watch=self.class_watch,
             limits=BodyLimits(
                 bytes_max=config.body_bytes_max,
                 arrival=Waits(config.body_timeout_s),
@@ -175,6 +186,8 @@ class Parts:
         }
         if self.responses is not None:
             running["responses"] = self.responses.run()
+        if self.class_watch is not None:
+            running["class_watch"] = self.class_watch.run()
         return running
 
 
@@ -247,6 +260,16 @@ def _ejections(config: RouterConfig) -> Ejections:
             lease_max_s=config.ejection_lease_max_s,
             ratio_max=config.ejection_ratio_max,
         )
+    )
+
+
+def _class_watch(config: RouterConfig, link: Link, index: IndexClient) -> ClassWatch | None:
+    if not config.detect_hot_prefixes:
+        return None
+    return ClassWatch(
+        link,
+        deadline_s=config.index_deadline_s,
+        fleets=lambda: [served.fleet for served in index.models().values()],
     )
 
 

@@ -45,13 +45,17 @@ class RouterConfig(DoorOptions):
             that dies is started again
         process_number: which of these processes this is; given by the one that starts them
         process_restarts: how many have died in its place before; likewise
-        policy: how instances are chosen: lmetric; or, to compare with it, lmetric_artifact, random,
-            round_robin, power_of_two, least_loaded, vllm_v1, least_prefill, max_hit,
-            max_hit_bounded, linear_10 (30, 50, 70, 90), bailian, aibrix, dynamo, llm_d_scorers,
-            llm_d_sticky, smg_cache_aware, preble, session_affinity
+        policy: how instances are chosen: lmetric; smetric, for agents; or, to compare with them,
+            lmetric_artifact, random, round_robin, power_of_two, least_loaded, vllm_v1,
+            least_prefill, hit_ratio_product, max_hit, max_hit_bounded, linear_10 (30, 50, 70, 90),
+            bailian, aibrix, dynamo, llm_d_scorers, llm_d_sticky, smg_cache_aware, preble,
+            session_affinity
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
         in_flight_credit: count prefixes that requests in prefill are about to compute, so that a
             burst of equal new prompts is not scattered
+        detect_hot_prefixes: count what prompts begin with, and where one prefix is so frequent that
+            it may overload the instances that hold it, send its requests elsewhere until more
+            instances hold it; needs share_reservations
         share_reservations: book requests in Redis, so that all routers decide as one; false is
             for measuring what that is worth: this router then knows only its own requests and
             what engines report
@@ -76,6 +80,8 @@ class RouterConfig(DoorOptions):
         retries_max: further instances to try as long as nothing has reached the client
         continue_streams: go on with a plain streamed completion at another instance when its own
             breaks off, where that can be exact; reads every event of such streams
+        handover_kept_s: how long engines certainly hold what they have prefilled for another
+            instance, for a second try at decoding; below vLLM's kv_lease_duration
         connect_timeout_s: for a new connection to an instance
         first_byte_timeout_s: for the first byte of an answer, queueing and prefill included
         idle_timeout_s: between two pieces of an answer, on either side
@@ -107,6 +113,7 @@ class RouterConfig(DoorOptions):
     policy: str = "lmetric"
     allow_policy_override: bool = False
     in_flight_credit: bool = True
+    detect_hot_prefixes: bool = False
     share_reservations: bool = True
     model_aliases: dict[str, str] = field(default_factory=dict)
     inject_usage: bool = False
@@ -123,6 +130,7 @@ class RouterConfig(DoorOptions):
     in_flight_bytes_max: PositiveInt = 1024 * 1024 * 1024
     retries_max: NonNegativeInt = 2
     continue_streams: bool = False
+    handover_kept_s: NonNegativeFloat = 20.0
     connect_timeout_s: PositiveFloat = 2.0
     first_byte_timeout_s: PositiveFloat = 600.0
     idle_timeout_s: PositiveFloat = 120.0
@@ -161,6 +169,7 @@ class RouterConfig(DoorOptions):
             raise ValueError(f"redis_url: {error}") from None
         if self.read_replicas and topology is not address.Topology.CLUSTER:
             raise ValueError("read_replicas: needs a cluster: redis_url redis+cluster://HOST:PORT")
+        _check_classes(self)
         _check_ejection(self)
         _check_traces(self)
         check_door(self)
@@ -189,6 +198,14 @@ def _check_processes(config: RouterConfig) -> None:
         raise ValueError(
             f"admin_port: {config.processes} processes have admin ports {config.admin_port} to "
             f"{last}; the port for clients may not be among them, nor any above {PORT_MAX}"
+        )
+
+
+def _check_classes(config: RouterConfig) -> None:
+    if config.detect_hot_prefixes and not config.share_reservations:
+        raise ValueError(
+            "detect_hot_prefixes: requests are counted with their reservations; leave "
+            "share_reservations true"
         )
 
 

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import xxhash
 
 from router.policies.base import Policy
-from router.snapshot import Decision, FleetSnapshot, RequestView, Scores
+from router.snapshot import Decision, FleetSnapshot, HotClass, RequestView, Scores
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -56,6 +56,7 @@ def decide(
     *,
     place: int | None = None,
     booked_s: float | None = None,
+    hot_class: HotClass | None = None,
 ) -> Decision:
     """Choose an instance.
 
@@ -66,10 +67,16 @@ def decide(
         place: the instance on which Redis has booked the request already, by the policy's own
             formula and later counters; None: the best by the snapshot.
         booked_s: wall clock of the booking; None when nothing is booked.
+        hot_class: of the request, for the record.
     """
     scores = policy(request, snapshot)
     if place is None:
         place = int(rank(scores, request, snapshot, 1)[0])
     return Decision(
-        policy=policy.name, snapshot=snapshot, scores=scores, index=place, booked_s=booked_s
+        policy=policy.name,
+        snapshot=snapshot,
+        scores=scores,
+        index=place,
+        booked_s=booked_s,
+        hot_class=hot_class,
     )

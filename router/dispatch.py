@@ -2,11 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 from indexer.contract.identifiers import InstanceId
 from indexer.contract.waits import Wait, Waits
@@ -18,9 +15,9 @@ from router.attempt import (
     Question,
     refuse,
     refuse_truncated,
-    refused,
 )
-from router.eligibility import without
+from router.choosing import Chooser
+from router.course import Course, DispatchBounds
 from router.errors import UpstreamCause, UpstreamFailed
 from router.exchange import Exchange
 from router.index.held_responses import HeldResponses
@@ -29,74 +26,51 @@ from router.instances.continuation import ContinuedStream
 from router.instances.ejections import Ejections
 from router.instances.upstream import Upstream
 from router.ledger import Ledger
+from router.legs import Handover, Leg
 from router.policies.base import tell_ended
 from router.predictions import Predictions
+from router.prefill_costs import PrefillCosts
 from router.request_record import RequestRecord, Stage
-from router.snapshot import Booking, Decision, FleetSnapshot
+from router.requests.api_call import Cost
+from router.requests.parting import params_of
 
-PUSHBACKS_TRIED_ELSEWHERE: Final = 1
-"""Where two will take no more, the client should hear of it rather than the others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchBounds:
-    """How much is done for one request.
-
-    Attributes:
-        retries_max: further instances asked before the first byte.
-        total_timeout_s: from the first dispatch to the last byte of the answer.
-        continue_streams: another instance goes on with a stream that broke, see `continuation`.
-    """
-
-    retries_max: int
-    total_timeout_s: float
-    continue_streams: bool = False
-
-
-class Reserve(Protocol):
-    """Steps 6 and 7: choose and book."""
-
-    def __call__(
-        self,
-        question: Question,
-        snapshot: FleetSnapshot,
-        failed: AbstractSet[InstanceId],
-        record: RequestRecord,
-    ) -> Awaitable[tuple[Decision, Booking]]:
-        """Choose one of the snapshot's instances and book the request there."""
-        ...
+HANDOVER_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of a prefill leg's answer: block ids of millions of tokens."""
 
 
 class Dispatcher:
     """Steps 6 to 9 of a request, on one instance after the other.
 
     Args:
-        reserve: chooses and books.
+        chooser: chooses and books.
         ledger: ends the prefill and the reservation.
         upstream: to the instances.
         predictions: compares them with what engines report.
         ejections: is told who failed, and who did not.
         bounds: of what is done for one request.
+        prefill_costs: learns how long prefills take.
         responses: learns who holds which answer; None: nobody asks.
     """
 
     def __init__(
         self,
         *,
-        reserve: Reserve,
+        chooser: Chooser,
         ledger: Ledger,
         upstream: Upstream,
         predictions: Predictions,
         ejections: Ejections,
         bounds: DispatchBounds,
+        prefill_costs: PrefillCosts,
         responses: HeldResponses | None = None,
     ) -> None:
-        self._reserve = reserve
+        self._chooser = chooser
         self._ledger = ledger
         self._upstream = upstream
         self._predictions = predictions
         self._ejections = ejections
         self._bounds = bounds
+        self._prefill_costs = prefill_costs
         self._responses = responses
         self._totals = Waits(bounds.total_timeout_s)
 
@@ -119,59 +93,58 @@ class Dispatcher:
     async def _dispatch(
         self, question: Question, exchange: Exchange, record: RequestRecord, total: Wait
     ) -> None:
-        snapshot = question.snapshot
-        failed: set[InstanceId] = set()
-        pushbacks_left = PUSHBACKS_TRIED_ELSEWHERE
-        stream = (
-            ContinuedStream.of(question.call, exchange) if self._bounds.continue_streams else None
-        )
-        goes_on = False
-        for retries_left in range(self._bounds.retries_max, -1, -1):
-            last = retries_left == 0 or len(snapshot.instances) == 1
-            decision, booking = await self._reserve(question, snapshot, failed, record)  # 6, 7
-            instance_id = decision.instance.instance_id
-            sent_s = time.monotonic()
+        stream = None
+        if self._bounds.continue_streams and question.leg is Leg.WHOLE:
+            stream = ContinuedStream.of(question.call, exchange)
+        course = Course(question, self._bounds, stream)
+        while True:
+            decision, booking = await self._chooser.book(  # 6, 7
+                course.leg, course.candidates, course.failed, record
+            )
+            leg, sent_s = course.leg, time.monotonic()
             try:
-                attempt = Attempt(
-                    question=question,
-                    call=question.call if stream is None else stream.next_call(instance_id),
-                    stream=stream,
-                    goes_on=goes_on,
-                    decision=decision,
-                    booking=booking,
-                    sent_s=sent_s,
-                    total=total,
-                    refuses=frozenset() if last else refused(pushbacks_left),
-                )
-                await self._try(attempt, exchange, record)  # 8, 9
+                attempt = course.attempt(decision, booking, sent_s=sent_s, total=total)
+                handover = await self._try(attempt, exchange, record)  # 8, 9
             except UpstreamFailed as error:
-                if not exchange.started:
-                    record.lap(Stage.FAILED)
-                telemetry.UPSTREAM_FAILURES.labels(cause=error.cause).inc()
-                self._ejections.failed(decision.instance, sent_s, error.cause)
+                self._note_failure(attempt, error, exchange, record)
                 if not error.retryable:
-                    goes_on = _goes_on(stream, error)
-                if last or total.expired or not (error.retryable or goes_on):
+                    course.goes_on = _goes_on(stream, error)
+                again = course.failed_at(attempt, error, time.monotonic())
+                if total.expired or not again:
                     raise
                 telemetry.RETRIES.labels(cause=error.cause).inc()
-                pushbacks_left -= error.cause is UpstreamCause.PUSHBACK
-            else:
-                return
+                record.retries_count += 1
+                continue
             finally:
                 self._ledger.release(booking)
-                tell_ended(question.policy, question.view, decision)
-            record.retries_count += 1
-            failed.add(instance_id)
-            snapshot = without(snapshot, failed)
+                tell_ended(leg.policy, leg.view, decision)
+            if handover is None:
+                return
+            course.decodes(await self._chooser.decode_leg(question, handover, record))
 
-    async def _try(self, attempt: Attempt, exchange: Exchange, record: RequestRecord) -> None:
-        """Steps 8 and 9 on one instance."""
-        instance = attempt.decision.instance
+    def _note_failure(
+        self, attempt: Attempt, error: UpstreamFailed, exchange: Exchange, record: RequestRecord
+    ) -> None:
+        if not exchange.started:
+            record.lap(Stage.FAILED)
+        telemetry.UPSTREAM_FAILURES.labels(cause=error.cause).inc()
+        self._ejections.failed(attempt.decision.instance, attempt.sent_s, error.cause)
+        if attempt.leg is not Leg.WHOLE:
+            telemetry.LEGS.labels(leg=attempt.leg, result="failed").inc()
+
+    async def _try(
+        self, attempt: Attempt, exchange: Exchange, record: RequestRecord
+    ) -> Handover | None:
+        """Steps 8 and 9 on one instance; what it hands over, if the answer is another one's."""
+        instance, handover = attempt.decision.instance, None
         try:
             answer = await self._upstream.open(instance, attempt.call)
             try:
                 refuse(attempt, answer)
-                await self._pass_on(attempt, answer, exchange, record)
+                if attempt.leg is Leg.PREFILL and answer.status == HTTPStatus.OK:
+                    handover = await self._take_over(attempt, answer, record)
+                else:
+                    await self._pass_on(attempt, answer, exchange, record)
             finally:
                 self._upstream.close(answer)
         except asyncio.CancelledError:
@@ -181,8 +154,12 @@ class Dispatcher:
         if answer.status in FAILED_STATUSES:  # passed on all the same: it is the last word
             telemetry.UPSTREAM_FAILURES.labels(cause=UpstreamCause.STATUS).inc()
             self._ejections.failed(instance, attempt.sent_s, UpstreamCause.STATUS)
-        elif answer.status not in PUSHBACK_STATUSES:
+            return None
+        if attempt.leg is Leg.DECODE:
+            telemetry.LEGS.labels(leg=Leg.DECODE, result="ok").inc()
+        if answer.status not in PUSHBACK_STATUSES:
             self._ejections.served(instance, attempt.sent_s)
+        return handover
 
     def _incomplete(self, instance_id: InstanceId, exchange: Exchange) -> UpstreamFailed:
         return UpstreamFailed(
@@ -193,20 +170,27 @@ class Dispatcher:
             cause=UpstreamCause.TOTAL_TIMEOUT,
         )
 
+    async def _take_over(self, attempt: Attempt, answer: Answer, record: RequestRecord) -> Handover:
+        """The answer of a prefill leg, of which the client sees nothing."""
+        self._note_begun(attempt, answer, record)
+        body = await self._upstream.collect(answer, HANDOVER_BYTES_MAX)
+        record.lap(Stage.PREFILL)
+        params = None if body is None else params_of(body)
+        telemetry.LEGS.labels(leg=Leg.PREFILL, result="empty" if params is None else "ok").inc()
+        record.cached_tokens = answer.cached_tokens()
+        self._settle(attempt, answer, record)
+        return Handover(decision=attempt.decision, params=params, given_s=time.monotonic())
+
     async def _pass_on(
         self, attempt: Attempt, answer: Answer, exchange: Exchange, record: RequestRecord
     ) -> None:
         question, booking = attempt.question, attempt.booking
         record.status = answer.status
         record.lap(Stage.FIRST_BYTE)
-        if record.received_s is not None:
-            record.routing_s = answer.sent_s - record.received_s
         if answer.event_stream and question.prefill_end.first_byte_tells:
             self._ledger.prefilled(booking)
-        if answer.status not in FAILED_STATUSES:
-            self._ejections.answered(attempt.decision.instance)
+        self._note_begun(attempt, answer, record)
         if answer.status == HTTPStatus.OK:
-            self._predictions.computed(attempt.decision, question.hashes)
             if question.call.keeps_answer and self._responses is not None:
                 beginning = b"" if answer.encoded else answer.first
                 fleet_id = attempt.decision.snapshot.fleet.fleet_id
@@ -216,7 +200,10 @@ class Dispatcher:
         if attempt.stream is not None and answer.event_stream:
             answer.forget_length()
         if not attempt.goes_on:
-            await exchange.start(answer, attempt.decision)
+            handover = question.handover
+            await exchange.start(
+                answer, attempt.decision, None if handover is None else handover.decision
+            )
         try:
             await self._upstream.relay(answer, attempt.stream or exchange)
             refuse_truncated(attempt, answer)
@@ -226,6 +213,15 @@ class Dispatcher:
         finally:
             record.lap(Stage.ANSWER)
             self._note_end(attempt, answer, record)
+
+    def _note_begun(self, attempt: Attempt, answer: Answer, record: RequestRecord) -> None:
+        """The first byte is here."""
+        if record.received_s is not None and attempt.leg is not Leg.DECODE:
+            record.routing_s = answer.sent_s - record.received_s
+        if answer.status not in FAILED_STATUSES:
+            self._ejections.answered(attempt.decision.instance)
+        if answer.status == HTTPStatus.OK and attempt.leg is not Leg.DECODE:
+            self._predictions.computed(attempt.decision, attempt.question.hashes)
 
     def _note_end(self, attempt: Attempt, answer: Answer, record: RequestRecord) -> None:
         if answer.event_stream and attempt.question.prefill_end.first_byte_tells:
@@ -237,12 +233,27 @@ class Dispatcher:
             if attempt.stream is not None and record.output_tokens is not None:
                 record.output_tokens += attempt.stream.earlier_tokens
             return
-        record.cached_tokens = answer.cached_tokens()
-        question = attempt.question
-        self._predictions.settle(question.call, attempt.decision, question.hashes, record)
+        if attempt.leg is not Leg.DECODE:  # its hits were handed over
+            record.cached_tokens = answer.cached_tokens()
+            self._settle(attempt, answer, record)
         if answer.first_out_s is not None:
             record.first_byte_added_s = answer.first_out_s - answer.first_byte_s
             record.ttft_s = answer.first_out_s - record.accepted_s
+
+    def _settle(self, attempt: Attempt, answer: Answer, record: RequestRecord) -> None:
+        """What is learned from a prefill: of its hits, and of how long it took."""
+        question, decision = attempt.question, attempt.decision
+        call = question.call
+        self._predictions.settle(call, decision, question.hashes, record)
+        streams = answer.event_stream and question.prefill_end.first_byte_tells
+        known = call.cost is Cost.PREFILL and call.names_response is None  # how long it is
+        if known and answer.status == HTTPStatus.OK and (streams or attempt.leg is Leg.PREFILL):
+            told = call.tells_cached_tokens and call.choices_count == 1
+            self._prefill_costs.seen(
+                decision,
+                seconds=answer.first_byte_s - answer.sent_s,
+                cached_tokens=record.cached_tokens if told else None,
+            )
 
 
 def _goes_on(stream: ContinuedStream | None, error: UpstreamFailed) -> bool:

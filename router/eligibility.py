@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
+from enum import IntFlag
 from typing import Final
 
 import numpy as np
@@ -15,11 +16,14 @@ from indexer.contract.records import (
     FleetCounters,
     FleetRecord,
     InstanceRecord,
+    Role,
     SlotFlag,
 )
+from indexer.contract.request_classes import RecentClasses
 from indexer.contract.reservations import SIBLING
 from router.errors import NoEligibleInstance
-from router.snapshot import Column, FleetSnapshot
+from router.snapshot import Column, FleetSnapshot, PrefillCost
+from router.tier import TierRoster, with_tier
 
 _ELIGIBLE_FLAGS = int(SlotFlag.USED)
 """And no other: closing, draining and asleep are not eligible."""
@@ -48,6 +52,8 @@ class Roster:
         slot: slot index of each.
         block_size_tokens: each engine's own block size.
         slowness: see `FleetSnapshot`.
+        abilities: likewise.
+        tiers: from where they load what they lack; None: from nowhere.
     """
 
     instances: tuple[InstanceRecord, ...]
@@ -55,6 +61,8 @@ class Roster:
     slot: Column
     block_size_tokens: Column
     slowness: Column | None = None
+    abilities: Column | None = None
+    tiers: TierRoster | None = None
 
     def take(self, places: npt.NDArray[np.intp]) -> "Roster":
         """These places only, in this order."""
@@ -64,6 +72,8 @@ class Roster:
             slot=self.slot[places],
             block_size_tokens=self.block_size_tokens[places],
             slowness=None if self.slowness is None else self.slowness[places],
+            abilities=None if self.abilities is None else self.abilities[places],
+            tiers=None if self.tiers is None else self.tiers.take(places),
         )
 
     @classmethod
@@ -80,6 +90,8 @@ class Roster:
             slot=np.array(slots, np.int64),
             block_size_tokens=np.array([r.block_size_tokens for r in instances], np.int64),
             slowness=slowness([r.prefill_tokens_per_s for r in instances]),
+            abilities=abilities([r.role for r in instances]),
+            tiers=TierRoster.of(instances),
         )
 
 
@@ -98,6 +110,28 @@ def slowness(tokens_per_s: Sequence[float | None]) -> Column | None:
     return np.minimum(thousandths, SLOWNESS_MAX)
 
 
+class Ability(IntFlag):
+    """What an instance is for."""
+
+    PREFILL = 1
+    DECODE = 2
+
+
+_ABILITIES: Final = {
+    "prefill": Ability.PREFILL,
+    "decode": Ability.DECODE,
+    "both": Ability.PREFILL | Ability.DECODE,
+}
+assert set(_ABILITIES) == set(Role)
+
+
+def abilities(roles: Sequence[str]) -> Column | None:
+    """Of instances with these roles, 0 for an unknown one; None where all are for both."""
+    if all(role == Role.BOTH for role in roles):
+        return None
+    return np.array([_ABILITIES.get(role, 0) for role in roles], np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
     """What the index said when it was asked for one request.
@@ -107,20 +141,26 @@ class Sighting:
         roster: who serves the model.
         counters: of the whole fleet.
         depth_blocks: canonical leading blocks resident, by slot index; shape (slots,).
+        tier_depth_blocks: likewise, those it has written to its tier; None: nobody asked.
         siblings: who is about to compute leading blocks of the prompt; dtype SIBLING.
         taken_s: wall clock when it was asked for these counters.
         degraded: it did not answer: the counters are the last known, the depths zero.
         degraded_cause: why.
+        recent_classes: what recent requests say of the prompt's prefixes; None: nobody asked.
+        prefill_cost: what prefill costs there, for weighing loads; None: not known.
     """
 
     fleet: FleetRecord
     roster: Roster
     counters: FleetCounters
     depth_blocks: Column
+    tier_depth_blocks: Column | None = None
     taken_s: float
     siblings: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, SIBLING))
     degraded: bool = False
     degraded_cause: str | None = None
+    recent_classes: RecentClasses | None = None
+    prefill_cost: PrefillCost | None = None
 
 
 def ineligible_reason(row: np.void, now_s: float) -> str | None:
@@ -149,7 +189,11 @@ def are_eligible(rows: npt.NDArray[np.void], now_s: float) -> npt.NDArray[np.boo
 
 
 def eligible_snapshot(
-    sighting: Sighting, prompt_tokens: int, *, approximate: bool = False
+    sighting: Sighting,
+    prompt_tokens: int,
+    *,
+    approximate: bool = False,
+    prefill_cost: PrefillCost | None = None,
 ) -> FleetSnapshot:
     """Who may be chosen, and what is known of them.
 
@@ -180,7 +224,7 @@ def eligible_snapshot(
         soon_tokens = _soon_tokens(sighting.siblings, slot, generation)
         depth_tokens = np.maximum(depth_tokens, soon_tokens)
         hit_tokens = _reusable(depth_tokens, block_size_tokens, prompt_tokens)
-    return FleetSnapshot(
+    snapshot = FleetSnapshot(
         fleet=fleet,
         instances=roster.instances,
         identity=roster.identity,
@@ -192,6 +236,7 @@ def eligible_snapshot(
         in_flight_tokens=hit_tokens - resident_tokens,
         new_prefill_tokens=prompt_tokens - hit_tokens,
         queued_prefill_tokens=queued,
+        queued_context_tokens=counters.context_tokens(slot),
         batch_size=reserved + foreign,
         running_count=running,
         waiting_count=waiting,
@@ -203,7 +248,14 @@ def eligible_snapshot(
         degraded_cause=sighting.degraded_cause,
         approximate=approximate,
         slowness=roster.slowness,
+        abilities=roster.abilities,
+        prefill_cost=prefill_cost or sighting.prefill_cost,
     )
+    if roster.tiers is None or sighting.tier_depth_blocks is None:
+        return snapshot
+    tier_depth_blocks = roster.tiers.depths(sighting.tier_depth_blocks[slot])
+    tier_depth_tokens = tier_depth_blocks * fleet.block_size_tokens
+    return with_tier(snapshot, prompt_tokens, tier_depth_tokens, roster.tiers.load)
 
 
 def _reusable(depth_tokens: Column, block_size_tokens: Column, prompt_tokens: int) -> Column:
@@ -222,8 +274,9 @@ def _soon_tokens(siblings: npt.NDArray[np.void], slot: Column, generation: Colum
 
 _NO_COLUMNS = {
     *("fleet", "instances", "looked_s", "taken_s", "degraded", "degraded_cause", "approximate"),
-    "slowness",
+    *("slowness", "abilities", "prefill_cost", "tier_tokens", "tier_cost_tokens"),
 }
+_OPTIONAL_COLUMNS = ("slowness", "abilities", "tier_tokens", "tier_cost_tokens")
 _COLUMNS = tuple(field.name for field in fields(FleetSnapshot) if field.name not in _NO_COLUMNS)
 
 
@@ -232,8 +285,12 @@ def take(snapshot: FleetSnapshot, places: npt.NDArray[np.intp]) -> FleetSnapshot
     return replace(
         snapshot,
         instances=tuple(snapshot.instances[i] for i in places.tolist()),
-        slowness=None if snapshot.slowness is None else snapshot.slowness[places],
         **{name: getattr(snapshot, name)[places] for name in _COLUMNS},
+        **{
+            name: column[places]
+            for name in _OPTIONAL_COLUMNS
+            if (column := getattr(snapshot, name)) is not None
+        },
     )
 
 

@@ -224,6 +224,7 @@ class UpstreamCause(StrEnum):
     RESET = "reset"  # the connection broke, or what came is not HTTP
     STATUS = "status"  # it said so itself: 500, 502, 504
     PUSHBACK = "pushback"  # 429 or 503: it is well, and will not take more
+    TRANSFER = "transfer"  # it could not have what another one had prefilled for it
     TRUNCATED = "truncated"  # a stream that ended as if complete, and is not
     FIRST_BYTE_TIMEOUT = "first-byte-timeout"
     IDLE_TIMEOUT = "idle-timeout"

@@ -37,8 +37,16 @@ class Exchange(Protocol):
         """Headers about the caller's limits, for the answer that will be started."""
         ...
 
-    async def start(self, answer: Answer, decision: Decision) -> None:
-        """Begin the client's answer with the instance's status and headers."""
+    async def start(
+        self, answer: Answer, decision: Decision, prefill: Decision | None = None
+    ) -> None:
+        """Begin the client's answer with the instance's status and headers.
+
+        Args:
+            answer: the instance's.
+            decision: for that instance.
+            prefill: for another one, whose prefill leg came before.
+        """
         ...
 
     async def write(self, chunk: bytes) -> None:

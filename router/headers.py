@@ -8,6 +8,9 @@ REQUEST_ID: Final = "x-request-id"
 SESSION: Final = "x-session-id"
 """A hint of the client, passed on."""
 
+TURN: Final = "x-timestable-turn"
+"""How many earlier answers the prompt holds, of a plain completion: chats say it themselves."""
+
 POLICY: Final = "x-timestable-policy"
 """Asks for a policy, where the operator lets it."""
 
@@ -19,6 +22,9 @@ PRIORITY: Final = "x-timestable-priority"
 
 INSTANCE: Final = "x-timestable-instance"
 """Answer: id of the chosen instance."""
+
+PREFILL_INSTANCE: Final = "x-timestable-prefill-instance"
+"""Answer: id of the instance that prefilled for that one, where there were two legs."""
 
 DECISION: Final = "x-timestable-decision"
 """Answer: the decision as JSON."""

@@ -28,6 +28,7 @@ from router import telemetry
 from router.book import Book, Phase
 from router.candidates import candidates, in_flight, with_counters
 from router.decide import decide, rank, shortlist
+from router.detector import Detection
 from router.eligibility import take
 from router.errors import IndexUnavailable, NoEligibleInstance
 from router.index.redis_guard import Call, RedisGuard
@@ -87,6 +88,7 @@ class Ledger:
         request: RequestView,
         snapshot: FleetSnapshot,
         milestones: Milestones | None = None,
+        detection: Detection | None = None,
     ) -> tuple[Decision, Booking]:
         """Choose an instance by the counters of this moment and book the request on it.
 
@@ -95,6 +97,7 @@ class Ledger:
             request: what is known of the request.
             snapshot: what is known of the fleet.
             milestones: of its prompt, for siblings in flight; None: they are not counted.
+            detection: of its class, whose candidates the snapshot is; None: it is not counted.
 
         Raises:
             NoEligibleInstance: every candidate has gone meanwhile; a new look may find others.
@@ -115,6 +118,7 @@ class Ledger:
                         request=request,
                         snapshot=snapshot,
                         milestones=milestones,
+                        detection=detection,
                     )
                 finally:
                     book.leave()
@@ -151,6 +155,7 @@ class Ledger:
         request: RequestView,
         snapshot: FleetSnapshot,
         milestones: Milestones | None,
+        detection: Detection | None,
     ) -> Decision:
         """Ask Redis until it has booked.
 
@@ -179,14 +184,22 @@ class Ledger:
                 expected_batch_size=int(snapshot.batch_size[places[0]]) if checked else -1,
                 in_flight=in_flight(snapshot, places, rows, milestones, checked=checked),
                 slowness=snapshot.slowness_of(places) if product else None,
+                prompt_tokens=request.prompt_tokens,
+                classes=None if detection is None else detection.report(rows["slot"]),
             )
             status, index, states = await functions.run(self._link, call)
             _answered(status).inc()
             snapshot = with_counters(snapshot, places, states)
             match status:
                 case b"ok":
-                    place = int(places[index])
-                    return decide(policy, request, snapshot, place=place, booked_s=time.time())
+                    return decide(
+                        policy,
+                        request,
+                        snapshot,
+                        place=int(places[index]),
+                        booked_s=time.time(),
+                        hot_class=None if detection is None else detection.noted(snapshot),
+                    )
                 case b"moved":
                     rescores += 1
                 case b"lost":

@@ -159,7 +159,8 @@ class Predictions:
             self._notices.tell(fleet_id, decision.slot, decision.generation, notice)
 
     def _compare(self, decision: Decision, actual_tokens: int) -> Verdict:
-        verdict = _verdict(decision.hit_tokens, actual_tokens)
+        predicted_tokens = _predicted(decision, actual_tokens)
+        verdict = _verdict(predicted_tokens, actual_tokens)
         fleet = decision.snapshot.fleet.model_scope
         instance = instance_label(decision.instance.instance_id)
         one = Tally(
@@ -167,8 +168,8 @@ class Predictions:
             exact=verdict == Verdict.EXACT,
             over=verdict == Verdict.OVER,
             under=verdict == Verdict.UNDER,
-            prompt_tokens=decision.hit_tokens + decision.new_prefill_tokens,
-            predicted_tokens=decision.hit_tokens,
+            prompt_tokens=decision.prompt_tokens,
+            predicted_tokens=predicted_tokens,
             cached_tokens=actual_tokens,
         )
         now_s = self._clock()
@@ -227,6 +228,12 @@ class Predictions:
                 metric.remove(*key)
 
 
+def _predicted(decision: Decision, actual_tokens: int) -> int:
+    """Hit tokens; engines may count what they load from a tier as cached, all of it or a part."""
+    hit_tokens = decision.hit_tokens
+    return min(max(actual_tokens, hit_tokens), hit_tokens + decision.tier_tokens)
+
+
 def _verdict(predicted_tokens: int, actual_tokens: int) -> Verdict:
     if predicted_tokens == actual_tokens:
         return Verdict.EXACT
@@ -240,7 +247,7 @@ def notice_of(decision: Decision, hashes: bytes, actual_tokens: int) -> Notice |
     doing: the index promised less.
     """
     by_index_tokens = decision.hit_tokens - decision.in_flight_tokens
-    if by_index_tokens <= actual_tokens <= decision.hit_tokens:
+    if by_index_tokens <= actual_tokens <= decision.hit_tokens + decision.tier_tokens:
         return None
     block_size_tokens = decision.snapshot.fleet.block_size_tokens
     deeper_blocks = -(-max(by_index_tokens, actual_tokens) // block_size_tokens)

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from router import telemetry
+from router.legs import Leg
 from router.requests.api_call import ApiCall
 from router.snapshot import Decision
 
@@ -36,6 +37,7 @@ class Stage(StrEnum):
     LOOK = "look"
     RESERVE = "reserve"
     FIRST_BYTE = "first_byte"
+    PREFILL = "prefill"
     FAILED = "failed"
     ANSWER = "answer"
 
@@ -82,7 +84,7 @@ class RequestRecord:
     Times are seconds; None where the request did not get that far. `accepted_s`, `received_s` are
     monotonic and not logged. `laps` has every stage that has ended, in order; `decisions` has one
     for every instance tried; `on_decision` is told of each. `held_by` is who alone holds what the
-    request names. `trace` is None without a collector.
+    request names. `hot_class` is the standing of its class. `trace` is None without a collector.
     """
 
     request_id: str
@@ -100,15 +102,19 @@ class RequestRecord:
     fleet: str | None = None
     policy: str | None = None
     instance_id: str | None = None
+    prefill_instance_id: str | None = None
     reason: str | None = None
     prompts_count: int | None = None
     prompt_tokens: int | None = None
     hit_tokens: int | None = None
     in_flight_tokens: int | None = None
+    tier_tokens: int | None = None
     new_prefill_tokens: int | None = None
     queued_prefill_tokens: int | None = None
     batch_size: int | None = None
     score: float | None = None
+    hot_class: str | None = None
+    hot_class_share: float | None = None
     approximate: bool = False
     degraded: bool = False
     degraded_cause: str | None = None
@@ -136,23 +142,37 @@ class RequestRecord:
             return call
         return replace(call, headers=self.trace.onward(call.headers))
 
-    def note(self, decision: Decision) -> None:
-        """An instance was chosen and booked; a retry replaces what the one before it said."""
+    def note(self, decision: Decision, leg: Leg = Leg.WHOLE) -> None:
+        """An instance was chosen and booked; a retry replaces what the one before it said.
+
+        Of two legs the line has both instances, and what the choice of the first one rested on.
+        """
         self.lap(Stage.RESERVE)
+        self.decisions.append(decision)
         self.instance_id = decision.instance.instance_id
+        if leg is not Leg.DECODE:
+            self._note_hits(decision)
+            self.prefill_instance_id = self.instance_id if leg is Leg.PREFILL else None
+        held = self.held_by == self.instance_id
+        reason = Reason.HELD if held else reason_of(decision)
+        self.reason = self.reason if leg is Leg.DECODE else reason
+        _decisions(decision.policy, reason).inc()
+        if self.on_decision is not None:
+            self.on_decision(self)
+
+    def _note_hits(self, decision: Decision) -> None:
         self.hit_tokens = decision.hit_tokens
         self.in_flight_tokens = decision.in_flight_tokens
+        if decision.snapshot.tier_tokens is not None:
+            self.tier_tokens = decision.tier_tokens
         self.new_prefill_tokens = decision.new_prefill_tokens
         self.queued_prefill_tokens = decision.queued_prefill_tokens
         self.batch_size = decision.batch_size
         self.score = decision.score
         self.approximate = decision.approximate
-        held = self.held_by == self.instance_id
-        self.reason = Reason.HELD if held else reason_of(decision)
-        self.decisions.append(decision)
-        _decisions(decision.policy, self.reason).inc()
-        if self.on_decision is not None:
-            self.on_decision(self)
+        if decision.hot_class is not None:
+            self.hot_class = decision.hot_class.standing
+            self.hot_class_share = round(decision.hot_class.share, 6)
 
     def output_tokens_told(self) -> int:
         """What an API key is charged: as the engine says, else guessed from the stream's size."""

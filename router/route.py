@@ -7,26 +7,26 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from typing import Final
 
 from indexer.contract.block_hash import TOKEN_BYTES
-from indexer.contract.identifiers import InstanceId
 from indexer.contract.milestones import Milestones
+from indexer.contract.request_classes import ClassPrefixes
 from indexer.contract.responses import Holder
 from router import headers as names
 from router import response_holder, telemetry
 from router.attempt import Question
 from router.awaiting import PrefillEnd
+from router.choosing import Chooser, degrade
+from router.course import DispatchBounds
 from router.decide import decide
-from router.dispatch import DispatchBounds, Dispatcher
+from router.detector import detect
+from router.dispatch import Dispatcher
 from router.door.admission import Admission
 from router.door.key_limits import KeyLimiter
 from router.door.visitor import Visitor
-from router.eligibility import Sighting, eligible_snapshot, without
+from router.eligibility import eligible_snapshot
 from router.errors import (
-    DegradedCause,
     DropReason,
     IndexUnavailable,
     ModelUnknown,
@@ -42,21 +42,21 @@ from router.index.known_fleets import ServedModel, only_model
 from router.instances.ejections import Ejections
 from router.instances.upstream import Upstream
 from router.ledger import Ledger
-from router.policies.base import Policy, tell_decided
+from router.legs import first_leg
+from router.policies.base import Policy
 from router.predictions import Predictions
+from router.prefill_costs import PrefillCosts
 from router.request_record import RequestRecord, Stage
 from router.requests.api_call import ApiCall, Cost, OpaquePrompt
+from router.requests.parting import parts
 from router.requests.prompt_limits import refuse_huge, refuse_too_long
-from router.snapshot import Booking, Decision, FleetSnapshot, RequestView
+from router.snapshot import Decision, FleetSnapshot, RequestView
 from router.tokens import approximate
 from router.tokens.hash_chains import HashChains
 from router.tokens.tokenize import EncodedPrompt, Tokenizer
 
 NO_PROMPT: Final = EncodedPrompt(packed=b"", prompt_tokens=1, longest_tokens=0, last_packed=b"")
 """Of a request that costs its engine nothing that counts."""
-
-SHORT_PREFILL_S: Final = 0.1
-"""After so long less than a block is computed: as late as a sidecar would tell."""
 
 
 class Router:
@@ -76,9 +76,11 @@ class Router:
         allow_policy_override: whether a request may ask for one.
         ejections: instances left out for a while.
         bounds: of what is done for one request.
+        prefill_costs: fitted from what is seen of them.
         aliases: name that clients may ask for -> name that engines serve; keys may be for either.
         in_flight_credit: count what requests in prefill are about to compute.
         responses: knows who holds which answer; None: requests that name one are routed as others.
+        detect_hot_prefixes: count classes of requests, and take holders out, see `detector`.
     """
 
     def __init__(
@@ -97,9 +99,11 @@ class Router:
         allow_policy_override: bool,
         ejections: Ejections,
         bounds: DispatchBounds,
+        prefill_costs: PrefillCosts,
         aliases: Mapping[str, str],
         in_flight_credit: bool = True,
         responses: HeldResponses | None = None,
+        detect_hot_prefixes: bool = False,
     ) -> None:
         assert default_policy in policies, default_policy
         self._admission = admission
@@ -107,21 +111,24 @@ class Router:
         self._tokenizer = tokenizer
         self._chains = chains
         self._index = index
-        self._ledger = ledger
         self._policies = policies
         self._default_policy = default_policy
         self._allow_policy_override = allow_policy_override
         self._in_flight_credit = in_flight_credit
+        self._detect_hot_prefixes = detect_hot_prefixes
         self._responses, self._aliases = responses, aliases
         self._sequence = itertools.count()
-        self._ejections = ejections
+        self._chooser = Chooser(
+            index=index, ledger=ledger, ejections=ejections, prefill_costs=prefill_costs
+        )
         self._dispatcher = Dispatcher(
-            reserve=self._book,
+            chooser=self._chooser,
             ledger=ledger,
             upstream=upstream,
             predictions=predictions,
             ejections=ejections,
             bounds=bounds,
+            prefill_costs=prefill_costs,
             responses=responses,
         )
 
@@ -174,7 +181,12 @@ class Router:
             await ticket.wait_for_place(exchange.visitor, call.body)
             await visit.charge(0)  # a request of no tokens
             question = await self._prepare(call, exchange.visitor, record)
-        return decide(question.policy, question.view, question.snapshot)
+        snapshot, detection = question.snapshot, question.detection
+        if detection is None:
+            return decide(question.policy, question.view, snapshot)
+        snapshot = detection.candidates(snapshot)
+        hot_class = detection.noted(snapshot)
+        return decide(question.policy, question.view, snapshot, hot_class=hot_class)
 
     async def _prepare(self, call: ApiCall, visitor: Visitor, record: RequestRecord) -> Question:
         """Steps 2 to 5: what the decision rests on."""
@@ -197,8 +209,12 @@ class Router:
         hashes = self._chains.of(prompt.packed, served, call)  # 3 token ids -> block hashes
         hashes = hashes or approximate.chain(prompt.text, served, call)
         milestones = self._milestones(served, hashes, prompt)
+        detects = self._detect_hot_prefixes and call.cost is not Cost.NONE
+        prefixes = ClassPrefixes.of(hashes) if detects else None
         record.lap(Stage.HASH)
-        sighting = await self._look(served, hashes, milestones, record)  # 4 one lookup, one read
+        sighting = await self._chooser.look(  # 4 one lookup, one read
+            served, hashes, milestones, record, prefixes
+        )
         record.lap(Stage.LOOK)
         if holder is not None and call.cost is Cost.NONE:
             sighting = response_holder.though_draining(sighting, holder)
@@ -207,15 +223,19 @@ class Router:
             prompt.prompt_tokens,
             approximate=not prompt.packed and call.cost is not Cost.NONE,
         )
-        snapshot = self._ejections.spared(snapshot)
-        if holder is not None:
-            snapshot = self._at_holder(snapshot, holder, record)
+        apart = snapshot.abilities is not None and holder is None
+        leg = first_leg(snapshot, parts=apart and parts(call))
+        alone = None
+        if holder is not None:  # whatever it is for: nobody else has the answer
+            alone = self._at_holder(self._chooser.spared(snapshot), holder, record)
+        snapshot = alone or self._chooser.candidates(snapshot, leg, call)
         view = RequestView(
             request_id=call.request_id,
             sequence=next(self._sequence),
             prompt_tokens=prompt.prompt_tokens,
             session_id=call.session_id,
             turn=call.turn,
+            history_tokens=_history_tokens(call, prompt),
         )
         return Question(
             call=call,
@@ -226,17 +246,20 @@ class Router:
             view=view,
             snapshot=snapshot,
             prefill_end=self._prefill_end(hashes, prompt, served, call),
+            leg=leg,
+            detection=(
+                None if prefixes is None else detect(prefixes, sighting.recent_classes, snapshot)
+            ),
         )
 
     def _at_holder(
         self, snapshot: FleetSnapshot, holder: Holder, record: RequestRecord
-    ) -> FleetSnapshot:
-        """The holder alone, whatever its score, or everybody where it is not among them."""
+    ) -> FleetSnapshot | None:
+        """The holder alone, whatever its score; None where it is not among them."""
         alone = response_holder.at_holder(snapshot, holder)
         telemetry.RESPONSES_NAMED.labels(result="gone" if alone is None else "held").inc()
-        if alone is None:
-            return snapshot
-        record.held_by = alone.instances[0].instance_id
+        if alone is not None:
+            record.held_by = alone.instances[0].instance_id
         return alone
 
     async def _served(self, call: ApiCall, holder: Holder | None, visitor: Visitor) -> ServedModel:
@@ -270,7 +293,7 @@ class Router:
         try:
             return await self._tokenizer.encode(served, call)
         except TokensUnknown as error:  # without ids hits are estimates, and there is an answer
-            _degrade(record, error.cause)
+            degrade(record, error.cause)
             return approximate.estimated(served, call)
 
     def _milestones(
@@ -283,69 +306,6 @@ class Router:
             prompt_tokens=prompt.prompt_tokens,
             block_size_tokens=served.fleet.block_size_tokens,
         )
-
-    async def _look(
-        self,
-        served: ServedModel,
-        hashes: bytes,
-        milestones: Milestones | None,
-        record: RequestRecord,
-    ) -> Sighting:
-        try:
-            return await self._index.look(served, hashes, milestones)
-        except IndexUnavailable as error:  # the last known fleet will do, if there is one
-            sighting = self._index.last_sighting(served)
-            _degrade(record, error.cause)
-            return replace(sighting, degraded_cause=error.cause)
-
-    async def _reserve(
-        self,
-        question: Question,
-        snapshot: FleetSnapshot,
-        failed: AbstractSet[InstanceId],
-        record: RequestRecord,
-    ) -> tuple[Decision, Booking]:
-        """Steps 6 and 7."""
-        if question.call.cost is Cost.NONE:
-            return self._ledger.unbooked(question.policy, question.view, snapshot)
-        for look_again in (True, False):
-            if snapshot.degraded:
-                break
-            try:
-                return await self._ledger.reserve(
-                    question.policy, question.view, snapshot, question.milestones
-                )
-            except NoEligibleInstance:  # whoever was seen has gone; others may have come
-                if not look_again:
-                    raise
-                sighting = await self._look(
-                    question.served, question.hashes, question.milestones, record
-                )
-                snapshot = eligible_snapshot(
-                    sighting,
-                    question.view.prompt_tokens,
-                    approximate=question.snapshot.approximate,
-                )
-                snapshot = self._ejections.spared(without(snapshot, failed))
-            except IndexUnavailable:  # Redis learns of it later
-                _degrade(record, DegradedCause.LEDGER_UNAVAILABLE)
-                break
-        return self._ledger.reserve_alone(question.policy, question.view, snapshot)
-
-    async def _book(
-        self,
-        question: Question,
-        snapshot: FleetSnapshot,
-        failed: AbstractSet[InstanceId],
-        record: RequestRecord,
-    ) -> tuple[Decision, Booking]:
-        """Steps 6 and 7, noted, and with somebody to say when the prefill has ended."""
-        decision, booking = await self._reserve(question, snapshot, failed, record)
-        record.note(decision)
-        if question.call.cost is not Cost.NONE:
-            tell_decided(question.policy, question.view, decision)
-        self._await_prefill(question, decision, booking)
-        return decision, booking
 
     def _prefill_end(
         self, hashes: bytes, prompt: EncodedPrompt, served: ServedModel, call: ApiCall
@@ -360,17 +320,6 @@ class Router:
             prompt_tokens=prompt.prompt_tokens,
             block_size_tokens=served.fleet.block_size_tokens,
         )
-
-    def _await_prefill(self, question: Question, decision: Decision, booking: Booking) -> None:
-        """A first byte that comes too late tells nothing; the sidecar sees the prefill end."""
-        if question.prefill_end.first_byte_tells:
-            return
-        awaited = question.prefill_end.awaited(decision, booking)
-        if awaited is None:  # fewer tokens than a block; they must not vanish within a burst
-            loop = asyncio.get_running_loop()
-            loop.call_later(SHORT_PREFILL_S, self._ledger.prefilled, booking)
-        else:
-            self._ledger.awaits(booking, awaited)
 
     def _policy(self, call: ApiCall) -> Policy:
         name = call.policy
@@ -391,7 +340,7 @@ class Router:
         return self._policies[name]
 
 
-def _degrade(record: RequestRecord, cause: DegradedCause) -> None:
-    """A decision goes on without something; counted here and nowhere else."""
-    telemetry.DEGRADED.labels(cause=cause).inc()
-    record.degraded, record.degraded_cause = True, record.degraded_cause or cause
+def _history_tokens(call: ApiCall, prompt: EncodedPrompt) -> int | None:
+    """Of the prompt, up to the end of its last earlier answer: by the share of its characters."""
+    share = call.history_share
+    return None if share is None else int(share * prompt.prompt_tokens)

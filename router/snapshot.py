@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from indexer.contract.identifiers import InstanceId
 from indexer.contract.records import FleetRecord, InstanceRecord
+from indexer.contract.reservations import context_tokens
 
 Column = npt.NDArray[np.int64]
 """One value per instance, in the order of `FleetSnapshot.instances`."""
@@ -21,6 +22,22 @@ class RequestView:
     prompt_tokens: int  # after chat template and tokenization
     session_id: str | None = None  # a hint of the client, never required
     turn: int = 0  # earlier assistant messages in the prompt
+    history_tokens: int | None = None  # those up to the last of them; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCost:
+    """How long prefill takes on the fastest device of a fleet.
+
+    n uncached tokens of a prompt of L tokens: linear x n + attention x n (L - n / 2) seconds.
+
+    Attributes:
+        linear_s_per_token: of each uncached token.
+        attention_s_per_pair: of each pair of such a token and one that it attends to.
+    """
+
+    linear_s_per_token: float
+    attention_s_per_pair: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +57,11 @@ class FleetSnapshot:
             computed by a request in flight; min(hit depth, prompt_tokens - 1) floored to the
             engine's own block; 0 when degraded.
         in_flight_tokens: those of hit_tokens that only a request in flight accounts for.
-        new_prefill_tokens: prompt_tokens - hit_tokens; at least 1.
+        new_prefill_tokens: prompt_tokens - hit_tokens; at least 1. Where a tier is known, those
+            that are loaded from it count as many as `tier_cost_tokens` says.
         queued_prefill_tokens: new prefill tokens reserved on the instance and not yet computed.
+        queued_context_tokens: how many tokens each of those attends to, on average; 0 where nobody
+            told. Times queued_prefill_tokens it is the queue's attention, in pairs of tokens.
         batch_size: requests the instance is responsible for: reserved plus foreign.
         running_count: requests in the engine's batch as it last reported; stale by counters_age_s.
         waiting_count: requests queued in the engine as it last reported; same staleness.
@@ -54,6 +74,12 @@ class FleetSnapshot:
         approximate: no token ids are known: lengths and hits are estimates from text.
         slowness: how much longer each instance takes for a token of prefill than the fastest one,
             in thousandths; None where devices are alike, or nobody tells.
+        abilities: what each instance is for, an `eligibility.Ability` each; None where all are for
+            both prefill and decode.
+        prefill_cost: of the fastest one, as this router has seen it; None: not seen often enough.
+        tier_tokens: those of the prompt behind hit_tokens that can be loaded from a tier of KV$;
+            None where no tier is known, or it holds nothing that the instances lack.
+        tier_cost_tokens: new prefill tokens that take as long as that load; with tier_tokens.
     """
 
     fleet: FleetRecord
@@ -67,6 +93,7 @@ class FleetSnapshot:
     in_flight_tokens: Column
     new_prefill_tokens: Column
     queued_prefill_tokens: Column
+    queued_context_tokens: Column
     batch_size: Column
     running_count: Column
     waiting_count: Column
@@ -78,6 +105,10 @@ class FleetSnapshot:
     degraded_cause: str | None = None
     approximate: bool = False
     slowness: Column | None = None
+    abilities: Column | None = None
+    prefill_cost: PrefillCost | None = None
+    tier_tokens: Column | None = None
+    tier_cost_tokens: Column | None = None
 
     def slowness_of(self, places: npt.NDArray[np.intp]) -> Column | None:
         """Of these places only, in this order."""
@@ -104,6 +135,35 @@ class Candidate:
     queued_prefill_tokens: int
     batch_size: int
     score: float
+    tier_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotClass:
+    """All requests that share a prefix with one, often enough to matter; see `detector`.
+
+    Attributes:
+        prefix: hash that names it.
+        depth_blocks: length of the prefix, canonical blocks.
+        share: of recent requests, 0..1.
+        holders: slots of those who hold it.
+        alarm: there are so many of its requests that they may overload its holders.
+        taken_out: holders are no candidates for them.
+    """
+
+    prefix: bytes
+    depth_blocks: int
+    share: float
+    holders: tuple[int, ...]
+    alarm: bool
+    taken_out: bool
+
+    @property
+    def standing(self) -> str:
+        """In a word: quiet, watched (an alarm), taken_out."""
+        if self.taken_out:
+            return "taken_out"
+        return "watched" if self.alarm else "quiet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +176,7 @@ class Decision:
         scores: its score of every instance of the snapshot; lower is better.
         index: place of the chosen instance in the snapshot.
         booked_s: wall clock of the booking; None when nothing is booked.
+        hot_class: of the request; None: it is of none, or nobody looked.
     """
 
     policy: str
@@ -123,6 +184,7 @@ class Decision:
     scores: Scores
     index: int
     booked_s: float | None = None
+    hot_class: HotClass | None = None
 
     @property
     def instance(self) -> InstanceRecord:
@@ -158,6 +220,27 @@ class Decision:
     def new_prefill_tokens(self) -> int:
         """Predicted for it."""
         return int(self.snapshot.new_prefill_tokens[self.index])
+
+    @property
+    def context_tokens(self) -> int:
+        """That each of its new prefill tokens attends to, on average, as reservations count it."""
+        return context_tokens(self.prompt_tokens, self.new_prefill_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the request."""
+        return self.hit_tokens + self.tier_tokens + self.new_prefill_tokens - self._tier_cost_tokens
+
+    @property
+    def tier_tokens(self) -> int:
+        """Of its prompt, to be loaded from a tier."""
+        column = self.snapshot.tier_tokens
+        return 0 if column is None else int(column[self.index])
+
+    @property
+    def _tier_cost_tokens(self) -> int:
+        column = self.snapshot.tier_cost_tokens
+        return 0 if column is None else int(column[self.index])
 
     @property
     def queued_prefill_tokens(self) -> int:
@@ -210,6 +293,7 @@ class Decision:
             queued_prefill_tokens=int(seen.queued_prefill_tokens[index]),
             batch_size=int(seen.batch_size[index]),
             score=float(self.scores[index]),
+            tier_tokens=0 if seen.tier_tokens is None else int(seen.tier_tokens[index]),
         )
 
 

@@ -18,7 +18,7 @@ SECONDS_LONG: Final = (
 )
 STAGES: Final = (
     *("receive", "queue", "tokenize", "hash", "look", "reserve", "first_byte", "added", "failed"),
-    "answer",
+    *("prefill", "answer"),
 )
 SECONDS_STAGE: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -74,7 +74,8 @@ STAGE_SECONDS: Final = FastHistogram(
     "timestable_router_stage_seconds",
     "What a request waits for in this router, by stage: receive (its body), queue (a place), "
     "tokenize, hash, look (index), reserve (choose and book), first_byte (of the engine's answer), "
-    "added (that byte through this router), failed (an attempt), answer (the rest of it).",
+    "added (that byte through this router), failed (an attempt), prefill (a prefill leg), answer "
+    "(the rest of it).",
     label="stage",
     values=STAGES,
     buckets=SECONDS_STAGE,
@@ -85,6 +86,12 @@ DECISIONS: Final = Counter(
     "prompt), most_hits (nobody holds more than the chosen one), less_load (somebody does), held "
     "(it alone holds the answer that the request names).",
     ["policy", "reason"],
+)
+LEGS: Final = Counter(
+    "timestable_router_legs",
+    "Legs of requests that one instance prefills and another one decodes: ok, failed (another "
+    "attempt may follow), empty (the prefill has handed nothing over).",
+    ["leg", "result"],
 )
 ROUTING_SECONDS: Final = FastHistogram(
     "timestable_router_routing_seconds",
@@ -163,6 +170,21 @@ BY_INSTANCE: Final = (
 )
 """Besides PREDICTIONS: series that go when their instance goes."""
 
+PREFILLS_SEEN: Final = Counter(
+    "timestable_router_prefills_seen",
+    "First bytes from which the cost of prefill is fitted: used, left_out (behind too much else).",
+    ["result"],
+)
+PREFILL_LINEAR: Final = Gauge(
+    "timestable_router_prefill_seconds_per_token",
+    "Fitted cost of prefill on the fleet's fastest device, for each uncached token.",
+    ["fleet"],
+)
+PREFILL_ATTENTION: Final = Gauge(
+    "timestable_router_prefill_seconds_per_pair",
+    "Likewise, for each pair of an uncached token and one that it attends to.",
+    ["fleet"],
+)
 NOTICES: Final = Counter(
     "timestable_router_notices",
     "Differences for sidecars: told, gone (another instance by now), too_many, too_long, "
@@ -233,6 +255,17 @@ RESPONSES_NAMED: Final = Counter(
 RESPONSES_MISSING: Final = Counter(
     "timestable_router_responses_missing",
     "Those of them to which an engine said that it holds no such answer.",
+)
+HOT_CLASSES: Final = Gauge(
+    "timestable_router_hot_classes",
+    "Classes of requests so frequent that they may overload those who hold their prefix, of all "
+    "routers: watched, taken_out (holders are no candidates). With detect_hot_prefixes only.",
+    ["fleet", "standing"],
+)
+STEERED: Final = Counter(
+    "timestable_router_steered_requests",
+    "Requests decided by this router without the holders of their prefix.",
+    ["fleet"],
 )
 INDEX_ERRORS: Final = Counter(
     "timestable_router_index_errors", "Calls to Redis that failed or came too late.", ["call"]

@@ -13,6 +13,7 @@ from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
 from router.book import Book
 from router.decide import decide
+from router.detector import Detection
 from router.index.redis_guard import RedisGuard
 from router.ledger import Ledger
 from router.policies.base import Policy
@@ -53,6 +54,7 @@ class UnsharedLedger(Ledger):
         request: RequestView,
         snapshot: FleetSnapshot,
         milestones: Milestones | None = None,  # noqa: ARG002 - siblings are shared reservations
+        detection: Detection | None = None,  # noqa: ARG002 - and classes are counted with them
     ) -> tuple[Decision, Booking]:
         """Choose by the engines' reports and this router's own requests."""
         return self.reserve_alone(policy, request, snapshot)
@@ -92,16 +94,22 @@ class UnsharedLedger(Ledger):
         }
         # Ages and this clock are both in seconds; only their zero differs from Redis's.
         reported_s = snapshot.taken_s - snapshot.counters_age_s
-        own, queued, reported = (np.zeros(len(places), np.int64) for _ in range(3))
+        own, queued, pairs, reported = (np.zeros(len(places), np.int64) for _ in range(4))
         for entry in book.entries.values():
             place = places.get((entry.slot, entry.generation))
             if place is not None:
                 own[place] += 1
                 queued[place] += entry.prefill_tokens
+                pairs[place] += entry.prefill_tokens * entry.context_tokens
                 reported[place] += entry.booked_s <= reported_s[place]
         for slot, generation, booked_s, ended_s in self._ended:
             place = places.get((slot, generation))
             if place is not None and ended_s >= now_s - ENDED_KEPT_S:
                 reported[place] += booked_s <= reported_s[place] < ended_s
         others = np.maximum(snapshot.running_count + snapshot.waiting_count - reported, 0)
-        return replace(snapshot, batch_size=own + others, queued_prefill_tokens=queued)
+        return replace(
+            snapshot,
+            batch_size=own + others,
+            queued_prefill_tokens=queued,
+            queued_context_tokens=pairs // np.maximum(queued, 1),
+        )

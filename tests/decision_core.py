@@ -10,6 +10,8 @@ from fleets import chain
 
 from indexer.contract.link import Link, connected
 from indexer.contract.milestones import Milestones
+from indexer.contract.request_classes import ClassPrefixes
+from router.detector import detect
 from router.eligibility import eligible_snapshot
 from router.errors import IndexUnavailable
 from router.index.index_client import IndexClient
@@ -28,15 +30,22 @@ class RouterCore:
         link: to Redis.
         deadline_s: for each call.
         in_flight_credit: as of `router.route.Router`.
+        detect_hot_prefixes: likewise.
     """
 
     def __init__(
-        self, link: Link, *, deadline_s: float = DEADLINE_S, in_flight_credit: bool = True
+        self,
+        link: Link,
+        *,
+        deadline_s: float = DEADLINE_S,
+        in_flight_credit: bool = True,
+        detect_hot_prefixes: bool = False,
     ) -> None:
         self.link = link
         self.index = IndexClient(link, deadline_s=deadline_s)
         self.ledger = Ledger(link, deadline_s=deadline_s)
         self.in_flight_credit = in_flight_credit
+        self.detect_hot_prefixes = detect_hot_prefixes
         self.count = 0
 
     async def decide(
@@ -56,8 +65,9 @@ class RouterCore:
             milestones = Milestones.of(
                 hashes, prompt_tokens=len(prompt), block_size_tokens=block_size_tokens
             )
+        prefixes = ClassPrefixes.of(hashes) if self.detect_hot_prefixes else None
         try:
-            sighting = await self.index.look(served, hashes, milestones)
+            sighting = await self.index.look(served, hashes, milestones, prefixes)
         except IndexUnavailable:
             sighting = self.index.last_sighting(served)
         snapshot = eligible_snapshot(sighting, len(prompt))
@@ -67,16 +77,29 @@ class RouterCore:
         )
         if snapshot.degraded:
             return self.ledger.reserve_alone(POLICIES[policy], request, snapshot)
-        return await self.ledger.reserve(POLICIES[policy], request, snapshot, milestones)
+        detection = None
+        if prefixes is not None:
+            detection = detect(prefixes, sighting.recent_classes, snapshot)
+            snapshot = detection.candidates(snapshot)
+        return await self.ledger.reserve(POLICIES[policy], request, snapshot, milestones, detection)
 
 
 @contextlib.asynccontextmanager
 async def running(
-    socket: Path, *, deadline_s: float = DEADLINE_S, in_flight_credit: bool = True
+    socket: Path,
+    *,
+    deadline_s: float = DEADLINE_S,
+    in_flight_credit: bool = True,
+    detect_hot_prefixes: bool = False,
 ) -> AsyncIterator[RouterCore]:
     """A router whose tasks run; the ledger ends before the link does."""
     async with connected(f"unix://{socket}") as link, asyncio.TaskGroup() as tasks:
-        router = RouterCore(link, deadline_s=deadline_s, in_flight_credit=in_flight_credit)
+        router = RouterCore(
+            link,
+            deadline_s=deadline_s,
+            in_flight_credit=in_flight_credit,
+            detect_hot_prefixes=detect_hot_prefixes,
+        )
         ledger = tasks.create_task(router.ledger.run())
         try:
             yield router

@@ -19,12 +19,14 @@ class HoldingEngine:
         held: by id.
         asked: method and path of each request, with the query string.
         status: of every answer, where it is not to be a good one.
+        role: of its record.
     """
 
     name: str
     held: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     status: int = 200
+    role: str = "both"
     url: str = ""
 
     @asynccontextmanager

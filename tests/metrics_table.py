@@ -25,6 +25,7 @@ BOUNDED_BY: Final = {
     "by": "two kinds of estimates",
     "call": "kinds of calls to Redis",
     "cause": "enumerated causes",
+    "leg": "prefill and decode",
     "change": "stored, removed",
     "fleet": "model scopes that sidecars have announced",
     "how": "three ways of tokenizing",
@@ -42,6 +43,7 @@ BOUNDED_BY: Final = {
     "result": "enumerated results",
     "said": "answers that are told apart",
     "stage": "stages of a request",
+    "standing": "watched, taken_out",
     "status": "HTTP statuses",
     "verdict": "exact, over, under",
 }

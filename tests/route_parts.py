@@ -10,8 +10,9 @@ from builders import make_fleet_record, make_instance
 from indexer.contract import block_hash
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import COUNTERS_RECORD, FleetCounters, InstanceRecord, SlotFlag
+from indexer.contract.request_classes import ClassPrefixes
+from router.course import DispatchBounds
 from router.decide import decide
-from router.dispatch import DispatchBounds
 from router.door.admission import Admission, Ticket
 from router.door.key_limits import KeyLimiter
 from router.door.visitor import Visitor
@@ -29,6 +30,7 @@ from router.instances.answer import Answer
 from router.instances.ejections import Ejections
 from router.instances.standing import EjectionRules
 from router.policies import POLICIES
+from router.prefill_costs import PrefillCosts
 from router.request_record import RequestRecord
 from router.requests.api_call import ApiCall, TokenPrompt
 from router.route import Router
@@ -115,7 +117,7 @@ class FakeParts:
         return self.heard_s
 
     async def look(
-        self, served: ServedModel, hashes: bytes, _: Milestones | None = None
+        self, served: ServedModel, hashes: bytes, *_: Milestones | ClassPrefixes | None
     ) -> Sighting:
         """All idle, the first with one block; or fail as told."""
         self.lookups.append(hashes)
@@ -143,7 +145,7 @@ class FakeParts:
     # -- Ledger
 
     async def reserve(
-        self, policy: Any, request: Any, snapshot: Any, milestones: Milestones | None
+        self, policy: Any, request: Any, snapshot: Any, milestones: Milestones | None, *_: Any
     ) -> tuple[Decision, Booking]:
         """The best of the snapshot; or fail as told."""
         if self.ledger_away:
@@ -242,7 +244,7 @@ class FakeParts:
         """The call."""
         return self.call
 
-    async def start(self, _: Answer, __: Decision) -> None:
+    async def start(self, _: Answer, __: Decision, ___: Decision | None = None) -> None:
         """Note it."""
         self.started = True
 
@@ -285,6 +287,7 @@ class FakeParts:
             "allow_policy_override": False,
             "ejections": Ejections(EjectionRules()),
             "bounds": DispatchBounds(retries_max=2, total_timeout_s=60.0),
+            "prefill_costs": PrefillCosts(),
             "aliases": {},
         }
         return Router(**values | options)

@@ -53,6 +53,7 @@ class FakeEngine:
         let_go: scripts may wait for it.
         aborted: set when a request was cancelled by its client.
         connections: accepted so far.
+        role: of its record.
     """
 
     name: str
@@ -63,6 +64,7 @@ class FakeEngine:
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     peers: set[Any] = field(default_factory=set)
     url: str = ""
+    role: str = "both"
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Note the request and follow the script."""
@@ -182,9 +184,9 @@ async def edge(
         await functions.run(redis_client, fleet_functions.create(fleet))
         for engine in engines:
             await stack.enter_async_context(engine.serving())
-            one = make_instance(
-                engine.name, **({"url": engine.url, "model_root": "/nonexistent"} | (record or {}))
-            )
+            own = {"url": engine.url, "model_root": "/nonexistent"}
+            own["role"] = getattr(engine, "role", "both")
+            one = make_instance(engine.name, **(own | (record or {})))
             join = fleet_functions.join(fleet.fleet_id, one.encode())
             slot, generation = await functions.run(redis_client, join)
             opened = index_functions.open_slot(fleet, slot, generation)

@@ -12,6 +12,7 @@ from aiohttp import web
 from workers.config import SimulateConfig
 from workers.simulated.engine import Engine
 from workers.simulated.run import build
+from workers.simulated.runtime import EngineRuntime
 from workers.simulated.server import make_runner
 
 DEADLINE_S = 20.0
@@ -24,6 +25,24 @@ class Live:
 
     engine: Engine
     http: aiohttp.ClientSession
+    runtime: EngineRuntime
+    runner: web.AppRunner
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return str(self.http._base_url).rstrip("/")
+
+    async def kill(self) -> None:
+        """As SIGKILL does: the port refuses, and every connection is reset."""
+        for site in list(self.runner.sites):
+            await site.stop()
+        assert self.runner.server is not None
+        for _ in range(10):  # one that was just accepted is known an iteration later
+            for connection in self.runner.server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await asyncio.sleep(0)
 
     async def post(self, path: str, **fields: object) -> dict[str, Any]:
         """A request that must succeed."""
@@ -66,4 +85,4 @@ async def running(*, deadline_s: float = DEADLINE_S, **options: Any) -> AsyncIte
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         http = await stack.enter_async_context(aiohttp.ClientSession(url))
         async with asyncio.timeout(deadline_s):
-            yield Live(engine=parts.runtime.engine, http=http)
+            yield Live(engine=parts.runtime.engine, http=http, runtime=parts.runtime, runner=runner)

@@ -42,6 +42,18 @@ class SimulateConfig:
         event_topic: first frame of each event message.
         event_encoding: `map` as vLLM 0.31 and later, `array` as before.
         event_buffer_steps: event batches kept for replay.
+        kv_connector: `nixl` takes `kv_transfer_params` as vLLM's NixlConnector does: the KV$ of a
+            prompt is held for another engine, or taken from one; `null` ignores them, like vLLM.
+        kv_transfer_bytes_per_s: bandwidth of one transfer, in virtual seconds.
+        kv_transfer_latency_s: of a transfer, however small, in virtual seconds.
+        kv_lease_duration_s: how long a prompt's KV$ is held for whoever takes it, in real seconds.
+        kv_load_failure_policy: what becomes of a request whose KV$ cannot be had: `fail` or
+            `recompute`.
+        tier_capacity_blocks: blocks of a store behind the device, to which prompts are written and
+            from which they are loaded when the device has dropped them, much like vLLM's
+            OffloadingConnector; events tell of it as `CPU`. `null` for none.
+        tier_bytes_per_s: bandwidth of a load from it, in virtual seconds.
+        tier_latency_s: of such a load, in virtual seconds.
         tokenizer_path: folder with tokenizer.json and tokenizer_config.json; by default our own.
         api_key: bearer token that /v1/* requires.
         shutdown_timeout_s: how long running requests may go on after SIGTERM.
@@ -65,6 +77,14 @@ class SimulateConfig:
     event_topic: str = ""
     event_encoding: Literal["map", "array"] = "map"
     event_buffer_steps: PositiveInt = 10_000
+    kv_connector: Literal["nixl"] | None = None
+    kv_transfer_bytes_per_s: PositiveFloat = 25e9
+    kv_transfer_latency_s: NonNegativeFloat = 0.005
+    kv_lease_duration_s: PositiveFloat = 30.0
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    tier_capacity_blocks: PositiveInt | None = None
+    tier_bytes_per_s: PositiveFloat = 25e9
+    tier_latency_s: NonNegativeFloat = 0.001
     tokenizer_path: str | None = None
     api_key: str | None = None
     shutdown_timeout_s: NonNegativeFloat = 5.0
@@ -80,7 +100,10 @@ class SimulateConfig:
             raise ConfigError("model_name: must not be empty")
         if "" in self.adapter_names:
             raise ConfigError("adapter_names: no name may be empty")
-        for key in ("speedup", "shutdown_timeout_s"):
+        for key in (
+            *("speedup", "shutdown_timeout_s", "kv_transfer_bytes_per_s"),
+            *("kv_transfer_latency_s", "kv_lease_duration_s", "tier_bytes_per_s", "tier_latency_s"),
+        ):
             if not math.isfinite(getattr(self, key)):
                 raise ConfigError(f"{key}: must be finite, got {getattr(self, key)}")
         size = self.block_size_tokens

@@ -10,6 +10,7 @@ from deploy.local import signals
 from deploy.local.config import FleetConfig
 from deploy.local.errors import FleetError
 from deploy.local.fleet import LocalFleet
+from deploy.local.layout import role_of
 
 
 def describe(fleet: LocalFleet) -> str:
@@ -23,7 +24,10 @@ def describe(fleet: LocalFleet) -> str:
         "",
         f"  routers   {layout.router_url}/v1 (OpenAI API), /fleet, /metrics, /dashboard",
         *(f"            {router.admin_url} (this process alone)" for router in layout.routers),
-        *(f"  engine    {worker.engine_url}" for worker in layout.workers),
+        *(
+            f"  engine    {worker.engine_url}{_role(fleet.config, number)}"
+            for number, worker in enumerate(layout.workers)
+        ),
         *(f"  sidecar   {worker.sidecar_url}/metrics" for worker in layout.workers),
         f"  redis     {layout.redis_url}",
         f"  logs      {fleet.config.run_dir}/logs",
@@ -35,6 +39,10 @@ def describe(fleet: LocalFleet) -> str:
         "Ctrl-C drains the routers and stops everything; a second Ctrl-C does not wait.",
     ]
     return "\n".join(lines)
+
+
+def _role(config: FleetConfig, number: int) -> str:
+    return f" ({role_of(config, number)})" if config.prefill_workers else ""
 
 
 async def serve(config: FleetConfig) -> int:

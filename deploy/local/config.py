@@ -19,6 +19,8 @@ class FleetConfig:
 
     Args:
         workers: simulated engines; each gets a sidecar.
+        prefill_workers: so many of the workers, the first ones, only prefill, and the others only
+            decode; 0: all do both (docs/disaggregation.md).
         routers: router processes behind the one router port.
         policy: scheduling policy of requests that name none.
         profile: cost model of the engines: h20-qwen3-30b-a3b or a100-llama-3.1-8b.
@@ -44,6 +46,7 @@ class FleetConfig:
     """
 
     workers: PositiveInt = 4
+    prefill_workers: NonNegativeInt = 0
     routers: PositiveInt = 2
     policy: str = "lmetric"
     profile: str = "h20-qwen3-30b-a3b"
@@ -81,6 +84,11 @@ class FleetConfig:
             load_profile(self.profile)
         except ProfileError as error:
             raise ValueError(f"profile: {error}") from None
+        if self.prefill_workers >= self.workers:
+            raise ValueError(
+                f"prefill_workers: {self.prefill_workers} of {self.workers} workers leave none to "
+                "decode; raise workers, or give 0 for workers that do both"
+            )
         for key in (field.name for field in fields(self) if field.name.endswith("_port")):
             if getattr(self, key) > PORT_MAX:
                 raise ValueError(f"{key}: {getattr(self, key)} is above {PORT_MAX}")

@@ -70,6 +70,13 @@ def journal_path(config: FleetConfig, number: int | str) -> Path:
     return config.run_dir / f"journal-{number}.jsonl"
 
 
+def role_of(config: FleetConfig, number: int) -> str:
+    """Of a worker (0, 1, ...): prefill, decode or both."""
+    if not config.prefill_workers:
+        return "both"
+    return "prefill" if number < config.prefill_workers else "decode"
+
+
 def lay_out(
     config: FleetConfig, pick_port: Callable[[int], int], detours: Detours = NO_DETOURS
 ) -> FleetLayout:
@@ -141,6 +148,7 @@ def worker_layout(
         event_endpoint=f"tcp://*:{events}",  # vLLM's rule: only a wildcard is bound
         replay_endpoint=f"tcp://*:{replay}",
         tokenizer_path=SIM_MODEL_DIR,
+        **({"kv_connector": "nixl"} if config.prefill_workers else {}),
     )
     sidecar_command = _program(
         "indexer",
@@ -150,6 +158,7 @@ def worker_layout(
         instances_expected=config.workers,
         metrics_host=config.host,
         metrics_port=metrics,
+        **({"role": role_of(config, number)} if config.prefill_workers else {}),
         **({"advertised_url": advertised_url} if advertised_url else {}),
         **({"journal_path": journal_path(config, number + 1)} if config.journal else {}),
     )

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 import msgpack
+import numpy as np
 import xxhash
 
 from indexer.contract.identifiers import BlockHash
@@ -79,6 +80,21 @@ def chain(root_hash: BlockHash, packed_tokens: bytes, block_size_tokens: int) ->
         parent = digest(parent + packed_tokens[start : start + stride])
         out.append(parent)
     return b"".join(out)
+
+
+TIER_MARK = 0xA5C3_9E17_64D2_8BF1
+"""Any number would do: it tells blocks in a tier from the same blocks on a device."""
+
+
+def tier_name(block: BlockHash) -> BlockHash:
+    """Under which a block is published that an instance can load from a tier of KV$."""
+    named = int.from_bytes(block, "little") ^ TIER_MARK
+    return BlockHash(named.to_bytes(BLOCK_HASH_BYTES, "little"))
+
+
+def tier_chain(hashes: bytes) -> bytes:
+    """`tier_name` of every block of a chain."""
+    return (np.frombuffer(hashes, "<u8") ^ np.uint64(TIER_MARK)).tobytes()
 
 
 def split(hashes: bytes) -> list[BlockHash]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from indexer.contract import keys
+from indexer.contract import block_hash, keys
 from indexer.contract.call import Call
 from indexer.contract.identifiers import BlockHash, SlotIndex
 from indexer.contract.limits import (
@@ -36,6 +36,25 @@ def lookup(fleet: FleetRecord, partition: int, hashes: bytes) -> Call:
     count = len(hashes) // BLOCK_HASH_BYTES
     assert count <= BLOCKS_PER_LOOKUP_MAX, count
     return Call(LOOKUP, (anchor(fleet, partition),), (fleet.bucket_bits, hashes), read_only=True)
+
+
+def lookups(fleet: FleetRecord, hashes: bytes, *, tier: bool = False) -> list[Call]:
+    """A lookup in each partition; see `all_depths`.
+
+    Args:
+        fleet: the fleet.
+        hashes: of a chain; none are asked for b"".
+        tier: what the instances have written to their tiers, not what their devices hold.
+    """
+    named = block_hash.tier_chain(hashes) if tier else hashes
+    return [lookup(fleet, partition, named) for partition in range(fleet.partitions) if hashes]
+
+
+def all_depths(replies: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
+    """Write the replies of `lookups` into a zeroed array of leading blocks per slot."""
+    for partition, reply in enumerate(replies):
+        first = partition * SLOTS_PER_PARTITION_MAX
+        depths(reply, out[first : first + SLOTS_PER_PARTITION_MAX])
 
 
 def depths(reply: Sequence[Any], out: npt.NDArray[np.int64]) -> None:

@@ -40,6 +40,11 @@ def counters(fleet: FleetId) -> str:
     return f"{PREFIX}{{{fleet}}}:counters"
 
 
+def contexts(fleet: FleetId) -> str:
+    """STRING: mean context of what is queued, u32 by slot; the functions derive it, expires."""
+    return f"{PREFIX}{{{fleet}}}:contexts"
+
+
 def instances(fleet: FleetId) -> str:
     """HASH: slot index -> msgpack InstanceRecord."""
     return f"{PREFIX}{{{fleet}}}:instances"
@@ -76,6 +81,19 @@ def budgets(fleet: FleetId) -> str:
 def sibling_prefix(fleet: FleetId) -> str:
     """What the keys of prefixes in flight begin with: HASH slot index -> sibling."""
     return f"{PREFIX}{{{fleet}}}:s:"
+
+
+def class_counts(fleet: FleetId, window: int) -> str:
+    """STRING: how many requests of a window of Redis time had which prefix; expires.
+
+    The functions derive it from the counters' key, and `class_states` likewise.
+    """
+    return f"{PREFIX}{{{fleet}}}:c:{window}"
+
+
+def class_states(fleet: FleetId) -> str:
+    """HASH: hash of a prefix -> state of the class of requests that begin with it; expires."""
+    return f"{PREFIX}{{{fleet}}}:classes"
 
 
 def sweeper(fleet: FleetId) -> str:

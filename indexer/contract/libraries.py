@@ -12,7 +12,10 @@ from typing import Final
 
 PARTS: Final = {
     "index_v1.lua": ("index_v1.lua",),
-    "fleet_v1.lua": ("fleet_v1.lua", "reservations_v1.lua", "heartbeat_v1.lua"),
+    "fleet_v1.lua": (
+        *("fleet_v1.lua", "classes_v1.lua", "contexts_v1.lua", "reservations_v1.lua"),
+        "heartbeat_v1.lua",
+    ),
     "upkeep_v1.lua": ("upkeep_v1.lua",),
     "quota_v1.lua": ("quota_v1.lua",),
     "responses_v1.lua": ("responses_v1.lua",),

@@ -76,6 +76,21 @@ SIBLING_TTL_S: Final = 10.0
 MILESTONES_MAX: Final = 60
 """Depths at which siblings meet: four an octave and the end of the longest chain."""
 
+CLASS_WINDOW_S: Final = 30
+"""Of Redis time: recent requests, by whose shares classes are judged, and how long a class's state
+says something when no request of it comes."""
+
+CLASS_PLACES: Final = range(10_000, 100_000)
+"""Of counters (u32) of one window's prefixes, all of five digits: 400 kB, at most three of them a
+fleet. That one of 64 frequent prefixes shares a counter with one of 10 hot ones has a chance of
+0.7 %; it then passes for as hot, which costs it some holders more than it needs."""
+
+CLASS_PREFIXES_MAX: Final = 18
+"""Depths 1, 2, 4, ... of the longest chain."""
+
+CLASSES_MAX: Final = 64
+"""Classes that may be in trouble at once; of more, those that come first are watched."""
+
 AWAITED_PER_HEARTBEAT_MAX: Final = 1024
 """Awaited blocks looked at in one heartbeat: under a millisecond; of more, any are picked."""
 
@@ -111,6 +126,7 @@ INDEX_RENEW_S: Final = DIRECTORY_TTL_S / 4
 KEEP_BUCKETS_PER_CALL_MAX: Final = 1024
 """Expiries renewed in one call: about 1 ms of the server."""
 
+assert 1 << (CLASS_PREFIXES_MAX - 1) == BLOCKS_PER_LOOKUP_MAX, "the deepest class is a whole chain"
 assert BLOCKS_PER_LOOKUP_MAX * BLOCK_SIZE_TOKENS_MIN >= PROMPT_TOKENS_MAX, (
     "one lookup cannot cover the longest prompt"
 )

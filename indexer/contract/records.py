@@ -6,8 +6,8 @@ with field names: unknown fields are ignored, missing optional ones take their d
 """
 
 import struct
-from dataclasses import asdict, dataclass, fields
-from enum import IntFlag
+from dataclasses import asdict, dataclass, field, fields
+from enum import IntFlag, StrEnum
 from typing import Any, Final, Self
 
 import msgpack
@@ -47,6 +47,13 @@ COUNTERS_RECORD: Final = np.dtype(
         ("published_s", "<f8"),  # Redis time of the last heartbeat that carried engine counters
     ]
 )
+
+CONTEXT: Final = np.dtype("<u4")
+"""Tokens that a prefill token reserved on a slot attends to, on average; an array by slot index.
+
+It stands beside the counters, in a key of its own: who does not know it changes nothing in it, and
+because it is a mean, what such a one takes off the queue leaves it right.
+"""
 
 _SIZES = (COUNTERS_HEADER.itemsize, COUNTERS_RECORD.itemsize)
 assert _SIZES == (32, 64), "the Lua source reads these sizes"
@@ -123,16 +130,19 @@ class FleetCounters:
         membership: see COUNTERS_HEADER.
         epoch: see COUNTERS_HEADER.
         slots: shape (slots,), dtype COUNTERS_RECORD; index = slot index.
+        contexts: mean context of the prefill tokens reserved on each slot, dtype CONTEXT; as long
+            as anybody has told, so often shorter than slots.
     """
 
     now_s: float
     membership: int
     epoch: int
     slots: npt.NDArray[np.void]
+    contexts: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, CONTEXT))
 
     @classmethod
-    def decode(cls, raw: bytes, now_s: float) -> Self:
-        """Decode the counters string.
+    def decode(cls, raw: bytes, now_s: float, contexts: bytes = b"") -> Self:
+        """Decode the counters string, and that of the contexts.
 
         Raises:
             ValueError: the bytes are not counters of this schema version.
@@ -142,7 +152,21 @@ class FleetCounters:
         _, membership, epoch = _HEADER.unpack_from(raw)
         count = (len(raw) - COUNTERS_HEADER.itemsize) // COUNTERS_RECORD.itemsize
         slots = np.frombuffer(raw, COUNTERS_RECORD, count, COUNTERS_HEADER.itemsize)
-        return cls(now_s=now_s, membership=membership, epoch=epoch, slots=slots)
+        whole = len(contexts) - len(contexts) % CONTEXT.itemsize
+        return cls(
+            now_s=now_s,
+            membership=membership,
+            epoch=epoch,
+            slots=slots,
+            contexts=np.frombuffer(contexts[:whole], CONTEXT),
+        )
+
+    def context_tokens(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Mean context of what is queued on some slots, 0 where nobody told; shape (n,)."""
+        if not self.contexts.size:
+            return np.zeros(len(slots), np.int64)
+        known = self.contexts.take(slots, mode="clip")
+        return np.where(slots < len(self.contexts), known, 0).astype(np.int64)
 
     def columns(
         self, slots: npt.NDArray[np.int64]
@@ -186,6 +210,14 @@ class FleetRecord:
     epoch: int
 
 
+class Role(StrEnum):
+    """What an instance is for, where prefill and decode are apart."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRecord:
     """What routers know about an instance beside its counters."""
@@ -202,6 +234,10 @@ class InstanceRecord:
     engine_version: str | None = None
     prefill_tokens_per_s: float | None = None  # alone on its device; None: not known
     learned: bool = False  # it tells of no blocks: its index is learned from what routers notice
+    role: str = Role.BOTH  # a Role; whoever does not know the word sends the instance nothing
+    tier_tokens_per_s: float | None = None  # how fast it loads KV$ from a tier; None: it has none
+    tier_latency_s: float = 0.0  # of such a load, beside that
+    tier_shared: bool = False  # it can load what any instance of the fleet has written to its tier
 
     def encode(self) -> bytes:
         """Msgpack map with field names and the schema version."""

@@ -20,6 +20,7 @@ from indexer.contract.limits import (
 )
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetCounters
+from indexer.contract.request_classes import ClassPrefixes, ClassReport, RecentClasses
 
 LEDGER_TTL_S: Final = 2 * DIRECTORY_TTL_S
 """A ledger outlives the counters it has booked on, so it is reaped, never merely forgotten."""
@@ -37,7 +38,13 @@ RESERVATION: Final = struct.Struct("<HIIB")
 NO_BLOCK: Final = bytes(BLOCK_HASH_BYTES)
 
 NOT_IN_FLIGHT: Final = ("",) * 8
-"""In place of `InFlight.args` where another argument follows."""
+"""In place of `InFlight.args`."""
+
+NO_CLASSES: Final = ("",) * 3
+"""In place of `ClassReport.args`."""
+
+NO_SIBLINGS: Final = ("",) * 3
+"""In place of what `read` asks about siblings."""
 
 assert (CANDIDATE.itemsize, SIBLING.itemsize, RESERVATION.size) == (10, 10, 11), "as in Lua"
 
@@ -75,16 +82,25 @@ class InFlight:
         )
 
 
-def read(fleet: FleetId, milestones: Milestones | None = None) -> Call:
-    """The counters of the whole fleet, and siblings; see `fleet_counters` and `siblings`.
+def read(
+    fleet: FleetId,
+    milestones: Milestones | None = None,
+    prefixes: ClassPrefixes | None = None,
+) -> Call:
+    """The counters of the whole fleet, siblings and classes.
+
+    See `fleet_counters`, `siblings` and `recent_classes`.
 
     Args:
         fleet: the fleet.
         milestones: of the prompt whose siblings are asked for; None for nobody's.
+        prefixes: of the prompt whose classes are asked for; None for none.
     """
     args: tuple[bytes | str, ...] = ()
     if milestones is not None:
         args = (keys.ledger(fleet, RouterId("")), keys.sibling_prefix(fleet), milestones.packed)
+    if prefixes is not None:
+        args = (*(args or NO_SIBLINGS), prefixes.packed)
     return Call("ts1_read", (keys.counters(fleet),), args, read_only=True)
 
 
@@ -94,15 +110,25 @@ def fleet_counters(reply: Sequence[Any]) -> FleetCounters | None:
     Raises:
         ValueError: the bytes are not counters of this schema version.
     """
-    seconds, microseconds, raw, _ = reply
+    seconds, microseconds, raw, *_ = reply
     if not raw:
         return None
-    return FleetCounters.decode(raw, int(seconds) + int(microseconds) / 1e6)
+    return FleetCounters.decode(raw, int(seconds) + int(microseconds) / 1e6, reply[5])
 
 
 def siblings(reply: Sequence[Any]) -> npt.NDArray[np.void]:
     """The siblings of what `read` returned, dtype SIBLING: how deep a slot will soon be."""
     return np.frombuffer(reply[3], SIBLING)
+
+
+def recent_classes(reply: Sequence[Any]) -> RecentClasses | None:
+    """What recent requests say of this one, of what `read` returned; None when not asked for."""
+    return RecentClasses.decode(reply[4])
+
+
+def context_tokens(prompt_tokens: int, new_prefill_tokens: int) -> int:
+    """How many tokens each of the last new ones of a prompt attends to, on average."""
+    return max(0, prompt_tokens - new_prefill_tokens // 2)
 
 
 def _books(fleet: FleetId, router: RouterId) -> tuple[str, str, str]:
@@ -128,6 +154,8 @@ def reserve(
     expected_batch_size: int = -1,
     in_flight: InFlight | None = None,
     slowness: npt.NDArray[np.int64] | None = None,
+    classes: ClassReport | None = None,
+    prompt_tokens: int = 0,
 ) -> Call:
     """Choose and book in one step.
 
@@ -140,12 +168,19 @@ def reserve(
         expected_batch_size: the choice's batch size when it was made; -1 for any.
         in_flight: for counting siblings in flight; None: they are not.
         slowness: factor of each candidate's product, 1 to 65,535; None: all alike.
+        classes: to be counted and noted; None: the request is not.
+        prompt_tokens: of the request, for what its new ones attend to; 0: that is not told.
     """
     assert 0 < len(candidates) <= CANDIDATES_PER_RESERVE_MAX, len(candidates)
-    args = (router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice)
-    more = in_flight.args(fleet) if in_flight is not None else ()
-    if slowness is not None:
-        more = (*(more or NOT_IN_FLIGHT), slowness.astype("<u2").tobytes())
+    args: tuple[bytes | str | int, ...] = (
+        *(router, sequence.to_bytes(8, "little"), candidates.tobytes(), choice),
+    )
+    more = (
+        *(NOT_IN_FLIGHT if in_flight is None else in_flight.args(fleet)),
+        b"" if slowness is None else slowness.astype("<u2").tobytes(),
+        *(NO_CLASSES if classes is None else classes.args()),
+        prompt_tokens,
+    )
     return Call("ts1_reserve", _books(fleet, router), (*args, expected_batch_size, *more))
 
 
@@ -174,10 +209,15 @@ def sync_row(
     state: int,
     *,
     awaited: BlockHash | None = None,
+    context_tokens: int = 0,
 ) -> bytes:
-    """One reservation as `sync` takes it: sequence, RESERVATION, the awaited block or zeros."""
+    """One reservation as `sync` takes it.
+
+    That is sequence, RESERVATION, the awaited block or zeros, its context or zero (not known).
+    """
     packed = RESERVATION.pack(slot, generation, prefill_tokens, state)
-    return sequence.to_bytes(8, "little") + packed + (awaited or NO_BLOCK)
+    context = context_tokens.to_bytes(4, "little")
+    return sequence.to_bytes(8, "little") + packed + (awaited or NO_BLOCK) + context
 
 
 def sync(fleet: FleetId, router: RouterId, reservations: bytes, *, forget_tombstones: bool) -> Call:

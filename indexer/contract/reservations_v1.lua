@@ -13,7 +13,7 @@
 --           and generation; anything else is ignored, and deleted where writing is allowed.
 
 local RESERVATION_FORMAT, PREFILL, DECODE = '<I2I4I4I1', 0, 1
-local SYNC_ROW, NO_BLOCK = 27, '\0\0\0\0\0\0\0\0'
+local SYNC_ROW, NO_BLOCK = 31, '\0\0\0\0\0\0\0\0'
 local CANDIDATE, MILESTONE = 10, 12
 local TOMBSTONE = 'x'
 local LEDGER_TTL_S = 7200  -- as in reservations.py; every renewal sets it again
@@ -128,12 +128,14 @@ end
 
 -- read: the counters of the whole fleet, and who is about to compute prefixes of a chain.
 -- KEYS[1] counters; ARGV (all or none) ledger key prefix, sibling key prefix, milestones (12 bytes
--- each: depth in tokens u32, block hash; shallow first).
+-- each: depth in tokens u32, block hash; shallow first); '' each for none where the request's class
+-- prefixes follow (classes_v1.lua).
 -- Returns {seconds, microseconds, counters, siblings (10 bytes each: slot u16, generation u32,
--- tokens u32)}; counters '' when there is no fleet. O(milestones), and O(siblings) where there are.
+-- tokens u32), what `recent_classes` returns or '', contexts}; counters '' when there is no fleet.
+-- O(milestones + prefixes), and O(siblings) where there are.
 local function read(keys, args)
   local t = redis.call('TIME')
-  local counters, siblings = redis.call('GET', keys[1]) or '', {}
+  local siblings, counters, contexts = {}, counters_and_contexts(keys[1])
   if args[3] then
     local function slot_of(slot)
       local record = record_in(counters, slot)
@@ -144,7 +146,8 @@ local function read(keys, args)
       siblings[#siblings + 1] = struct.pack('<I2I4I4', slot, sibling[2], sibling[1])
     end
   end
-  return {t[1], t[2], counters, table.concat(siblings)}
+  local recent = args[4] and recent_classes(keys[1], args[4], now_s()) or ''
+  return {t[1], t[2], counters, table.concat(siblings), recent, contexts}
 end
 
 -- register: begin or renew a router's lease.
@@ -196,7 +199,7 @@ local function weigh(all, args, found, booked, now)
     end
     states[#states + 1] = struct.pack('<I4I4I4', queued, batch, new)
     if open and (choice == -1 or choice == i) then
-      local slowness = args[14] and struct.unpack('<I2', args[14], i * 2 + 1) or 1
+      local slowness = (args[14] or '') ~= '' and struct.unpack('<I2', args[14], i * 2 + 1) or 1
       local score = (queued + new) * slowness * (batch + 1)
       if best == nil or score < best.score or (score == best.score
         and (new < best.new or (new == best.new and batch < best.batch))) then
@@ -218,7 +221,11 @@ end
 -- milestones as in `read`, prompt tokens, block sizes of the candidates' engines (u16 each), their
 -- new prefill tokens when the choice was made (u32 each; '' for whatever they are), least new
 -- prefill tokens that siblings are told of, for how many ms ('' each for none, where more follows).
--- Where devices differ: how slow each candidate's prefill is (u16 each), a factor of its product.
+-- Where devices differ: how slow each candidate's prefill is (u16 each), a factor of its product; ''
+-- for alike where more follows. For classes (classes_v1.lua): its prefixes, verdict on its class
+-- (class, what is said u8, least streak u32, details) or '', which candidates are holders (u8 each);
+-- '' each for none, where more follows. Prompt tokens, whatever of it is in flight, for what the new
+-- ones attend to; absent or 0: that is not told.
 -- Returns {status, index, states of all candidates (12 bytes each: queued prefill tokens u32, batch
 -- size u32, before this reservation; new prefill tokens u32)}; status 'ok', 'moved' (the choice has
 -- another batch size by now, or a candidate other new prefill tokens: score again), 'gone' (no
@@ -233,7 +240,7 @@ local function reserve(keys, args)
   if booked == TOMBSTONE then return {'late', -1, ''} end
   local now = now_s()
   local ledgers, siblings, milestones, prompt = args[6], args[7], args[8], tonumber(args[9])
-  local all, records, found, present = redis.call('GET', counters) or '', {}, {}, false
+  local records, found, present, all, contexts = {}, {}, false, counters_and_contexts(counters)
   local function record_of(slot)  -- one read of them all costs less than a few of one each
     if records[slot] == nil then records[slot] = record_in(all, slot) end
     return records[slot]
@@ -252,6 +259,8 @@ local function reserve(keys, args)
   redis.call('HSET', keys[3], sequence,
     struct.pack(RESERVATION_FORMAT, best.slot, best.generation, best.new, PREFILL))
   if redis.call('HLEN', keys[3]) == 1 then redis.call('EXPIRE', keys[3], LEDGER_TTL_S) end
+  local context = mean_context(tonumber(args[18] or '0'), best.new)
+  book_context(counters, contexts, best.slot, record[TOKENS], best.new, context)
   record[REQUESTS] = record[REQUESTS] + 1
   record[TOKENS] = record[TOKENS] + best.new
   record[PEAK] = math.max(record[PEAK], record[REQUESTS])
@@ -262,6 +271,12 @@ local function reserve(keys, args)
     local sibling = struct.pack(SIBLING_FORMAT, best.generation, sequence, now + ttl_ms / 1000)
     announce_sibling(siblings, milestones, present, prompt - best.new, best.slot,
       sibling .. args[1], ttl_ms)
+  end
+  if (args[15] or '') ~= '' then
+    count_classes(counters, args[15], now)
+    if args[16] ~= '' then
+      judge_class(counters, args[16], string.byte(args[17], best.index + 1) == 1, now)
+    end
   end
   return {'ok', best.index, states}
 end
@@ -302,15 +317,16 @@ end
 -- and for prefills of which the sidecar has told here that they have ended.
 -- The router sends no reserve and no release while this runs; what it has given up waiting for is
 -- not in its list.
--- KEYS[1] counters, KEYS[2] routers, KEYS[3] ledger; ARGV router id, reservations (27 bytes each:
--- request sequence, reservation, hash of the block it awaits or 8 zero bytes), ttl_s, 1 to forget
--- tombstones (else 0).
+-- KEYS[1] counters, KEYS[2] routers, KEYS[3] ledger; ARGV router id, reservations (31 bytes each:
+-- request sequence, reservation, hash of the block it awaits or 8 zero bytes, context u32 or 0),
+-- ttl_s, 1 to forget tombstones (else 0).
 -- Returns {booked here, taken back}; {} when this router is not registered. O(reservations).
 local function sync(keys, args)
   if not redis.call('ZSCORE', keys[2], args[1]) then return {} end
-  local listed, added, taken = {}, 0, 0
+  local listed, context_of, added, taken = {}, {}, 0, 0
   for i = 1, #args[2], SYNC_ROW do
     local awaited = string.sub(args[2], i + 19, i + 26)
+    context_of[string.sub(args[2], i, i + 7)] = struct.unpack('<I4', args[2], i + 27)
     listed[string.sub(args[2], i, i + 7)] = string.sub(args[2], i + 8, i + 18)
       .. (awaited == NO_BLOCK and '' or awaited)
   end
@@ -332,8 +348,12 @@ local function sync(keys, args)
   end
   for sequence, value in pairs(listed) do
     local slot, generation, tokens, state = struct.unpack(RESERVATION_FORMAT, value)
+    local queued = read_slot(keys[1], slot)[TOKENS]
     if book(keys[1], slot, generation, 1, state == PREFILL and tokens or 0) then
       redis.call('HSET', keys[3], sequence, value)
+      if state == PREFILL then
+        book_context(keys[1], nil, slot, queued, tokens, context_of[sequence])
+      end
       if #value > RESERVATION then
         local awaited = awaited_key(keys[1], slot)
         redis.call('HSET', awaited, sequence .. args[1], string.sub(value, RESERVATION + 1))

@@ -1,14 +1,16 @@
 """Keeps what one rank publishes within what Redis has room for."""
 
 import time
+from collections.abc import Callable
 
 import structlog
 
 from indexer.approximate.learned_blocks import LearnedBlocks
-from indexer.contract.identifiers import InstanceId
+from indexer.contract.identifiers import BlockHash, InstanceId
 from indexer.publishing.budget import Allowance
 from indexer.table.block_table import BlockTable
 from indexer.table.changes import Delta
+from indexer.table.tier_table import TierTable
 from indexer.telemetry import Telemetry
 
 
@@ -28,6 +30,7 @@ class Room:
         instance_id: InstanceId,
         canonical_blocks_per_engine_block: float,
         learned: LearnedBlocks,
+        tier: Callable[[], TierTable | None] = lambda: None,
     ) -> None:
         """Nothing is limited yet.
 
@@ -37,8 +40,10 @@ class Room:
             instance_id: for the log.
             canonical_blocks_per_engine_block: canonical blocks in one of the engine's.
             learned: what is published beside the table; it gives way first.
+            tier: what is published of the tier at the moment; it gives way next.
         """
         self._learned = learned
+        self._tier = tier
         self._telemetry = telemetry
         self._rank = rank
         self._log = structlog.get_logger().bind(rank=rank, instance_id=instance_id)
@@ -49,16 +54,30 @@ class Room:
     def wanted_blocks(self, table: BlockTable) -> int:
         """Canonical blocks published, or withheld for want of room."""
         withheld_blocks = table.withheld_count * self._canonical_blocks_per_engine_block
-        return table.published_count + len(self._learned) + round(withheld_blocks)
+        return table.published_count + self._beside_blocks + round(withheld_blocks)
 
     def keep(self, table: BlockTable) -> Delta:
         """What has to be withheld of a table that has changed."""
         blocks_max = self._allowance.blocks_max
         if blocks_max is None:
             return Delta()
-        learned = self._learned.trim(blocks_max - table.published_count)
+        beside = self._trim_beside(blocks_max - table.published_count)
         delta = table.trim(blocks_max)
-        return Delta([*learned.removed, *delta.removed], delta.added) if learned.removed else delta
+        return Delta([*beside, *delta.removed], delta.added) if beside else delta
+
+    @property
+    def _beside_blocks(self) -> int:
+        tier = self._tier()
+        return len(self._learned) + (0 if tier is None else len(tier))
+
+    def _trim_beside(self, blocks_max: int) -> list[BlockHash]:
+        """Take back what is published beside the table, down to so many blocks."""
+        tier = self._tier()
+        if tier is None:
+            return list(self._learned.trim(blocks_max).removed)
+        learned = self._learned.trim(blocks_max - len(tier))
+        fitted = tier.fit(max(0, blocks_max - len(self._learned)))
+        return [*learned.removed, *fitted.removed]
 
     def hear(self, budget_blocks: int | None, table: BlockTable) -> list[Delta]:
         """A heartbeat has told the budget, None for none: withhold more, or less."""
@@ -76,12 +95,12 @@ class Room:
 
     def found_full(self, table: BlockTable) -> Delta:
         """The server has refused a store for want of memory: an eighth of the blocks gives way."""
-        published_blocks = table.published_count + len(self._learned)
+        published_blocks = table.published_count + self._beside_blocks
         if not self._allowance.found_full(published_blocks, time.monotonic()):
             return Delta()
-        learned = self._learned.trim(len(self._learned) - published_blocks // 8)
+        beside = self._trim_beside(self._beside_blocks - published_blocks // 8)
         delta = self.keep(table)
-        delta = Delta([*learned.removed, *delta.removed], delta.added)
+        delta = Delta([*beside, *delta.removed], delta.added)
         self._telemetry.oom_trims.labels(self._rank).inc()
         self._log.warning(
             "redis_out_of_memory",

@@ -74,6 +74,10 @@ class BlockTree:
         """Blocks known: resident ones, holes and waiting ones."""
         return len(self._blocks)
 
+    def known(self, key: EngineBlockHash) -> EngineBlock | None:
+        """A block by the engine's name of it, if it is known here."""
+        return self._blocks.get(key)
+
     def apply(self, event: Event) -> Delta:
         """Apply one event; events come in the engine's order."""
         self.mark += 1

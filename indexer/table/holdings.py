@@ -5,7 +5,7 @@ when the whole history is read again, a second table grows beside the first and 
 that the index is changed by the difference only.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from indexer.contract.identifiers import BlockHash
@@ -13,6 +13,7 @@ from indexer.engine.vllm_events import AllBlocksCleared, Event
 from indexer.table.block_table import BlockTable
 from indexer.table.changes import Delta
 from indexer.table.completeness import Completeness
+from indexer.table.tier_table import TierTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,28 +36,46 @@ class Holdings:
 
     Attributes:
         table: replaced when history is read again.
+        tier: what can be loaded to the device, likewise; None: nothing, as far as is known.
         sequence: of the last batch applied; None before the first.
         revision: grows with every change.
         clears_count: times the engine has dropped its whole cache.
     """
 
     def __init__(
-        self, *, model_scope: str, block_size_tokens: int, capacity_blocks: int | None
+        self,
+        *,
+        model_scope: str,
+        block_size_tokens: int,
+        capacity_blocks: int | None,
+        make_tier: Callable[[], TierTable] | None = None,
     ) -> None:
+        """Nothing is held yet; `make_tier` makes an empty tier, None where there is none."""
         self._model_scope = model_scope
         self._block_size_tokens = block_size_tokens
         self._capacity_blocks = capacity_blocks
+        self._make_tier = make_tier
         self.table = self._empty()
+        self.tier = self._empty_tier()
         self.sequence: int | None = None
         self.revision = 0
         self.clears_count = 0
         self._completeness = Completeness(capacity_blocks)
         self._again: BlockTable | None = None
+        self._again_tier: TierTable | None = None
         self._again_sequence: int | None = None
         self._again_is_whole = True
 
     def _empty(self) -> BlockTable:
         return BlockTable(model_scope=self._model_scope, block_size_tokens=self._block_size_tokens)
+
+    def _empty_tier(self) -> TierTable | None:
+        return None if self._make_tier is None else self._make_tier()
+
+    def published(self) -> list[BlockHash]:
+        """All that is published of device and tier, parents before children."""
+        tier = () if self.tier is None else self.tier.published()
+        return [*self.table.published(), *tier]
 
     def completeness_ratio(self) -> float:
         """See `Completeness`."""
@@ -73,6 +92,8 @@ class Holdings:
         deltas = []
         for event in events:
             deltas.append(self.table.apply(event))
+            if self.tier is not None:
+                deltas += self.tier.hear(event, self.table)
             if isinstance(event, AllBlocksCleared):
                 self.clears_count += 1
                 self._completeness.restore()
@@ -83,13 +104,13 @@ class Holdings:
         self.revision += 1
         self.clears_count += 1
         self._completeness.restore()
-        return self.table.clear()
+        return _both(self.table.clear(), None if self.tier is None else self.tier.clear())
 
     def lose(self) -> Delta:
         """Batches are lost, or others than these should have come: every block is doubted."""
         self.revision += 1
         self._completeness.lose(self.table)
-        return self.table.doubt()
+        return _both(self.table.doubt(), None if self.tier is None else self.tier.doubt())
 
     # -- the whole history once more --------------------------------------------------------------
 
@@ -102,11 +123,15 @@ class Holdings:
             is_whole: no removal can have been overlooked.
         """
         if self._again is None:
-            self._again = self._empty()
+            self._again, self._again_tier = self._empty(), self._empty_tier()
         for event in events:
             self._again.apply(event)
+            if self._again_tier is not None:
+                self._again_tier.hear(event, self._again)
         if not is_whole:
             self._again.doubt()
+            if self._again_tier is not None:
+                self._again_tier.doubt()
         self._again_is_whole &= is_whole
         self._again_sequence = sequence
 
@@ -116,16 +141,18 @@ class Holdings:
         When it changes nothing, the engine has lost blocks without telling, and so what it told
         cannot be relied on: every block is doubted.
         """
-        before, self.table = self.table.published(), self._again or self._empty()
+        device_before, before = self.table.published(), self.published()
+        self.table = self._again or self._empty()
+        self.tier = self._again_tier or self._empty_tier()
         is_whole, self.sequence = self._again_is_whole, self._again_sequence
         self._forget_again()
         self.revision += 1
         self._completeness.restore()
-        delta = _difference(before, self.table.published())
-        if is_whole and (delta.removed or delta.added):
-            return delta
+        is_changed = set(device_before) != set(self.table.published())
+        if is_whole and is_changed:
+            return _difference(before, self.published())
         self.lose()
-        return _difference(before, self.table.published())
+        return _difference(before, self.published())
 
     def not_resynchronised(self) -> Delta:
         """It could not be read to its end: what is known is as doubtful as after a loss."""
@@ -133,7 +160,7 @@ class Holdings:
         return self.lose()
 
     def _forget_again(self) -> None:
-        self._again = self._again_sequence = None
+        self._again = self._again_tier = self._again_sequence = None
         self._again_is_whole = True
 
     # -- checkpoint -------------------------------------------------------------------------------
@@ -149,7 +176,7 @@ class Holdings:
         )
 
     def load(self, saved: Saved) -> "Holdings":
-        """The holdings that were saved.
+        """The holdings that were saved, with an empty tier: it fills as the engine writes to it.
 
         Raises:
             MalformedCheckpoint: they cannot be read.
@@ -158,6 +185,7 @@ class Holdings:
             model_scope=self._model_scope,
             block_size_tokens=self._block_size_tokens,
             capacity_blocks=self._capacity_blocks,
+            make_tier=self._make_tier,
         )
         loaded.table = BlockTable.load(
             saved.table,
@@ -167,6 +195,12 @@ class Holdings:
         loaded.sequence = saved.sequence
         loaded._completeness.load(saved.completeness, loaded.table)
         return loaded
+
+
+def _both(device: Delta, tier: Delta | None) -> Delta:
+    if tier is None:
+        return device
+    return Delta([*device.removed, *tier.removed], [*device.added, *tier.added])
 
 
 def _difference(before: Sequence[BlockHash], after: Sequence[BlockHash]) -> Delta:

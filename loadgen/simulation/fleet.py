@@ -14,7 +14,12 @@ from functools import partial
 import numpy as np
 
 from indexer.contract.milestones import Milestones
-from loadgen.simulation.instances import BLOCK_SIZE_TOKENS, make_engine, make_membership
+from loadgen.simulation.instances import (
+    BLOCK_SIZE_TOKENS,
+    make_engine,
+    make_membership,
+    make_prefill_cost,
+)
 from loadgen.simulation.own_books import OwnBooks
 from loadgen.simulation.prefix_holders import PrefixHolders
 from loadgen.simulation.records import FleetRun, RequestRecord
@@ -99,6 +104,7 @@ class VirtualFleet:
         self._told: dict[Key, tuple[RequestView, Decision]] = {}
         self._run = FleetRun(instances_count=count)
         self._fleet, self._roster = make_membership(count, self.engines[0].config)
+        self._prefill_cost = make_prefill_cost(self.engines[0].config)
         for slot in range(count):
             if slot == count - 1 and spec.join_s is not None:
                 self._at(spec.join_s, partial(self._join, slot))
@@ -147,7 +153,7 @@ class VirtualFleet:
         step = self.engines[slot].start_step()
         if step is None:
             return
-        for request, hit_tokens in step.admissions:
+        for request, hit_tokens, _ in step.admissions:
             record = self._live[request.request_id][0]
             record.hit_tokens = hit_tokens
         self._stepping[slot] = True
@@ -238,7 +244,9 @@ class VirtualFleet:
             siblings=siblings,
             taken_s=self.now_s,
         )
-        snapshot = eligible_snapshot(sighting, request.prompt_tokens)
+        snapshot = eligible_snapshot(
+            sighting, request.prompt_tokens, prefill_cost=self._prefill_cost
+        )
         self._at(
             self.now_s + self.spec.delays.reserve_s * self._slowness[record.router],
             lambda: self._reserve(request, record, view, snapshot, milestones),
@@ -266,8 +274,12 @@ class VirtualFleet:
             )
         else:
             decision = decide(policy, view, self.own.counted(key[0], snapshot))
-            tokens = decision.new_prefill_tokens
-            self.own.book(key[0], decision.slot, requests=1, tokens=tokens)
+            self.own.book(
+                *(key[0], decision.slot),
+                requests=1,
+                tokens=decision.new_prefill_tokens,
+                context_tokens=decision.context_tokens,
+            )
         tell_decided(policy, view, decision)
         self._told[key] = (view, decision)
         record.slot = decision.slot
@@ -287,7 +299,10 @@ class VirtualFleet:
         if self.spec.shares_reservations:
             self.books.prefilled(key)
         else:
-            self.own.book(key[0], record.slot, requests=0, tokens=-record.reserved_tokens)
+            context_tokens, tokens = self._told[key][1].context_tokens, -record.reserved_tokens
+            self.own.book(
+                *(key[0], record.slot), requests=0, tokens=tokens, context_tokens=context_tokens
+            )
 
     def _release(self, key: Key, record: RequestRecord) -> None:
         view, decision = self._told.pop(key)

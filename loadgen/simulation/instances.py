@@ -5,6 +5,7 @@ from indexer.contract.identifiers import InstanceId
 from indexer.contract.records import FleetRecord, InstanceRecord
 from loadgen.simulation.workload import OUTPUT_IDS
 from router.eligibility import Roster
+from router.snapshot import PrefillCost
 from workers.simulated.cost_model import load_profile
 from workers.simulated.engine import Engine, EngineConfig
 
@@ -14,16 +15,37 @@ BLOCK_SIZE_TOKENS = 16
 
 def make_engine(name: str, *, max_num_seqs: int, max_num_batched_tokens: int) -> Engine:
     """An empty engine of a shipped profile."""
-    profile = load_profile(name)
     return Engine(
-        EngineConfig(
-            cost=profile.cost,
-            block_size_tokens=BLOCK_SIZE_TOKENS,
-            capacity_blocks=profile.capacity_tokens // BLOCK_SIZE_TOKENS,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            output_ids=OUTPUT_IDS,
+        make_engine_config(
+            name, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
+    )
+
+
+def make_engine_config(
+    name: str,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    capacity_blocks: int | None = None,
+) -> EngineConfig:
+    """An engine of a shipped profile; its blocks are the profile's unless given."""
+    profile = load_profile(name)
+    return EngineConfig(
+        cost=profile.cost,
+        block_size_tokens=BLOCK_SIZE_TOKENS,
+        capacity_blocks=capacity_blocks or profile.capacity_tokens // BLOCK_SIZE_TOKENS,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        output_ids=OUTPUT_IDS,
+    )
+
+
+def make_prefill_cost(engine: EngineConfig) -> PrefillCost:
+    """What routers of a live fleet fit from first bytes, here as the engine's model has it."""
+    return PrefillCost(
+        linear_s_per_token=engine.cost.linear_s_per_token,
+        attention_s_per_pair=engine.cost.attention_s_per_pair,
     )
 
 

@@ -4,6 +4,7 @@ The twin of `ts1_reserve`, `ts1_read`, `ts1_prefilled`, `ts1_release` and of wha
 to counters, over the same arguments and answers, with the time passed in.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.contract.limits import BLOCK_HASH_BYTES, SIBLING_TTL_S
-from indexer.contract.records import COUNTERS_RECORD, FleetCounters, SlotFlag
-from indexer.contract.reservations import CANDIDATE_STATE, SIBLING, InFlight
+from indexer.contract.records import CONTEXT, COUNTERS_RECORD, FleetCounters, SlotFlag
+from indexer.contract.request_classes import ClassReport
+from indexer.contract.reservations import CANDIDATE_STATE, SIBLING, InFlight, context_tokens
+from loadgen.simulation.shared_classes import SharedClasses
 
 SIBLINGS_PER_PREFIX_MAX = 64  # these two as in the function
 SIBLINGS_MANY = 8
 _MILESTONE = 4 + BLOCK_HASH_BYTES
+_USED = int(SlotFlag.USED)
 
 OK: Final = b"ok"
 MOVED: Final = b"moved"
@@ -42,12 +46,16 @@ class SharedBooks:
 
     Attributes:
         slots: dtype COUNTERS_RECORD, as routers read it.
+        contexts: mean context of what is queued on each slot; likewise.
         entries: reservations that have not been released.
+        classes: of booked requests.
     """
 
     def __init__(self, slots_count: int) -> None:
         self.slots = np.zeros(slots_count, COUNTERS_RECORD)
+        self.contexts = np.zeros(slots_count, CONTEXT)
         self.entries: dict[Key, Entry] = {}
+        self.classes = SharedClasses()
         self._siblings: dict[bytes, dict[int, tuple[int, Key, float]]] = {}
 
     def open(self, slot: int) -> None:
@@ -80,7 +88,13 @@ class SharedBooks:
         self, now_s: float, milestones: bytes = b""
     ) -> tuple[FleetCounters, npt.NDArray[np.void]]:
         """The counters of this moment, and who is about to compute prefixes of a chain."""
-        counters = FleetCounters(now_s=now_s, membership=1, epoch=1, slots=self.slots.copy())
+        counters = FleetCounters(
+            now_s=now_s,
+            membership=1,
+            epoch=1,
+            slots=self.slots.copy(),
+            contexts=self.contexts.copy(),
+        )
         found = self._found(milestones, now_s)
         rows = [(slot, int(self.slots["generation"][slot]), d) for slot, d in found.items()]
         return counters, np.array(rows, SIBLING)
@@ -94,6 +108,8 @@ class SharedBooks:
         now_s: float,
         choice: int = -1,
         expected_batch_size: int = -1,
+        classes: ClassReport | None = None,
+        prompt_tokens: int = 0,
     ) -> tuple[bytes, int, bytes]:
         """Book the request on one candidate, by the counters of this moment.
 
@@ -104,6 +120,8 @@ class SharedBooks:
             now_s: this moment.
             choice: the only acceptable candidate; -1 takes the least product.
             expected_batch_size: the choice's batch size when it was made; -1 for any.
+            classes: to be counted and noted; None: the request is not.
+            prompt_tokens: of the request, for what its new ones attend to; 0: that is not told.
 
         Returns:
             OK, MOVED (nothing is booked: score again) or GONE; the place among the candidates, -1
@@ -115,11 +133,8 @@ class SharedBooks:
         best: tuple[int, int, int] | None = None
         place, moved = -1, False
         expected = None if in_flight is None else in_flight.expected_tokens
-        for i, (slot, generation, new) in enumerate(candidates.tolist()):
-            record = self.slots[slot]
-            queued = int(record["reserved_prefill_tokens"])
-            batch = int(record["reserved_requests"]) + int(record["foreign_requests"])
-            is_open = self._open(slot, generation, now_s)
+        rows = zip(candidates.tolist(), *self._candidate_columns(candidates, now_s), strict=True)
+        for i, ((slot, _, new), queued, batch, is_open) in enumerate(rows):
             after = new
             if is_open and in_flight is not None and slot in found:
                 after = _new_after(found[slot], new, in_flight, i)
@@ -133,7 +148,13 @@ class SharedBooks:
         if expected_batch_size >= 0 and (moved or best[2] != expected_batch_size):
             return MOVED, place, states.tobytes()
         slot, generation, _ = candidates[place].tolist()
+        self._book_context(slot, best[1], context_tokens(prompt_tokens, best[1]))
         self._book(key, slot, generation, best[1], in_flight=in_flight, now_s=now_s)
+        if classes is not None:
+            self.classes.count(classes.prefixes, now_s)
+            if classes.verdict is not None:
+                lower = classes.holder_flags[place] == 1
+                self.classes.judge(classes.verdict, now_s, lower=lower)
         return OK, place, states.tobytes()
 
     def prefilled(self, key: Key) -> None:
@@ -175,12 +196,30 @@ class SharedBooks:
                 if len(named) < SIBLINGS_PER_PREFIX_MAX or slot in named:
                     named[slot] = (generation, key, now_s + SIBLING_TTL_S)
 
-    def _open(self, slot: int, generation: int, now_s: float) -> bool:
-        record = self.slots[slot]
-        return bool(
-            record["generation"] == generation
-            and record["flags"] == SlotFlag.USED
-            and record["lease_until_s"] >= now_s
+    def _book_context(self, slot: int, tokens: int, context: int) -> None:
+        """Tokens of a context of their own join those queued; what leaves is taken for average."""
+        queued, mean = int(self.slots["reserved_prefill_tokens"][slot]), int(self.contexts[slot])
+        if tokens == 0 or context == 0:
+            return
+        if queued > 0 and mean > 0:
+            context = math.floor((queued * mean + tokens * context) / (queued + tokens) + 0.5)
+        self.contexts[slot] = context
+
+    def _candidate_columns(
+        self, candidates: npt.NDArray[np.void], now_s: float
+    ) -> tuple[list[int], list[int], list[bool]]:
+        """Queued prefill tokens, batch size, and whether it is open, of each candidate.
+
+        By columns: one field of one record at a time takes numpy twenty times as long.
+        """
+        slots, place = self.slots, candidates["slot"]
+        batch = slots["reserved_requests"].astype(np.int64) + slots["foreign_requests"]
+        is_open = (slots["flags"] == _USED) & (slots["lease_until_s"] >= now_s)
+        is_same = slots["generation"][place] == candidates["generation"]
+        return (
+            slots["reserved_prefill_tokens"][place].tolist(),
+            batch[place].tolist(),
+            (is_open[place] & is_same).tolist(),
         )
 
     def _found(self, packed: bytes, now_s: float) -> dict[int, int]:

@@ -45,10 +45,12 @@ class Step:
     Args:
         parent: row whose answer it waits for; None: it waits for nobody.
         after_s: seconds after the parent's answer, or from the start when there is no parent.
+        not_before_s: from the start; a row whose parent has answered earlier waits until then.
     """
 
     parent: int | None
     after_s: float
+    not_before_s: float = 0.0
 
 
 def plan(
@@ -113,7 +115,8 @@ class Pacer:
         who tries again.
         """
         for child in self._children.pop(index, ()):
-            heapq.heappush(self._due, (now_s + self._steps[child].after_s, child))
+            step = self._steps[child]
+            heapq.heappush(self._due, (max(now_s + step.after_s, step.not_before_s), child))
 
 
 def rescale(rows: Sequence[TraceRow], *, request_rate: float) -> tuple[TraceRow, ...]:

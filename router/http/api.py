@@ -20,10 +20,12 @@ from router.http.dashboard.routes import Dashboard
 from router.http.failures import REQUEST_ID, STATUS, make_app
 from router.http.gate import VISITOR, Gate
 from router.http.operator_calls import OperatorCalls
+from router.index.class_watch import ClassWatch
 from router.index.index_client import IndexClient
 from router.index.known_fleets import ServedModel
 from router.instances.ejections import Ejections
 from router.predictions import Predictions
+from router.prefill_costs import PrefillCosts
 from router.request_record import RequestRecord
 from router.requests.endpoints import ENDPOINTS, OTHER, ROUTE, Endpoint, endpoint_of
 from router.requests.rewriting import Rewriting
@@ -43,6 +45,7 @@ class HttpApi:
         tokenizers: say which are still being loaded.
         predictions: how right they were, for the operator's view.
         ejections: whom this router leaves out, for the operator's view.
+        prefill_costs: what prefill takes, likewise.
         limits: of request bodies.
         gate: who may ask for what.
         engine_headers: what engines see of clients' credentials.
@@ -50,6 +53,7 @@ class HttpApi:
         tracer: tells a collector of requests; None without one.
         operator_calls: what operators change.
         recent: the last decisions, for the operator's view.
+        class_watch: classes that may be in trouble, likewise; None: nobody looks for them.
     """
 
     router: Router
@@ -58,6 +62,7 @@ class HttpApi:
     tokenizers: ModelTokenizers
     predictions: Predictions
     ejections: Ejections
+    prefill_costs: PrefillCosts
     limits: BodyLimits
     gate: Gate = field(default_factory=Gate)
     engine_headers: EngineHeaders = field(default_factory=lambda: EngineHeaders(DoorOptions()))
@@ -65,6 +70,7 @@ class HttpApi:
     tracer: Tracer | None = None
     operator_calls: OperatorCalls
     recent: RecentDecisions = field(default_factory=RecentDecisions)
+    class_watch: ClassWatch | None = None
 
     def public_app(self) -> web.Application:
         """Everything clients and operators ask for."""
@@ -218,7 +224,10 @@ class HttpApi:
         view = await self.index.fleet_view()
         self.predictions.annotate(view)
         self.ejections.annotate(view)
+        self.prefill_costs.annotate(view)
         self.tokenizers.annotate(view, self.index.models())
+        if self.class_watch is not None:
+            self.class_watch.annotate(view)
         if not math.isfinite(view["redis_heard_age_s"]):  # before it was ever heard; JSON has none
             view["redis_heard_age_s"] = None
         view["router"] = {

@@ -22,6 +22,7 @@ from router.errors import (
     RequestInvalid,
     RouterError,
 )
+from router.http.dashboard.explanation import hot_class_view
 from router.http.dialects import error_event
 from router.http.failures import REQUEST_ID, STATUS
 from router.http.gate import VISITOR
@@ -138,7 +139,9 @@ class HttpExchange:
         """Headers about the caller's limits."""
         self._limit_headers = limits
 
-    async def start(self, answer: Answer, decision: Decision) -> None:
+    async def start(
+        self, answer: Answer, decision: Decision, prefill: Decision | None = None
+    ) -> None:
         """Begin the client's answer with the instance's status and headers."""
         assert self._call is not None
         if self._filter is not None and answer.event_stream:
@@ -147,8 +150,12 @@ class HttpExchange:
         response.headers.update(self._limit_headers)
         response.headers[names.REQUEST_ID] = self._call.request_id
         response.headers[names.INSTANCE] = decision.instance.instance_id
+        if prefill is not None:
+            response.headers[names.PREFILL_INSTANCE] = prefill.instance.instance_id
         if self._call.explain:
             view = decision_view(decision, candidates_max=CANDIDATES_SHOWN_MAX)
+            if prefill is not None:
+                view["prefill"] = decision_view(prefill, candidates_max=CANDIDATES_SHOWN_MAX // 2)
             response.headers[names.DECISION] = json.dumps(view, separators=(",", ":"))
         if self._last:
             response.force_close()
@@ -289,6 +296,7 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
             "instance_id": one.instance_id,
             "hit_tokens": one.hit_tokens,
             "in_flight_tokens": one.in_flight_tokens,
+            "tier_tokens": one.tier_tokens,
             "new_prefill_tokens": one.new_prefill_tokens,
             "queued_prefill_tokens": one.queued_prefill_tokens,
             "batch_size": one.batch_size,
@@ -300,9 +308,10 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
         "policy": decision.policy,
         "instance": decision.instance.instance_id,
         "url": decision.instance.url,
-        "prompt_tokens": decision.hit_tokens + decision.new_prefill_tokens,
+        "prompt_tokens": decision.prompt_tokens,
         "hit_tokens": decision.hit_tokens,
         "in_flight_tokens": decision.in_flight_tokens,
+        "tier_tokens": decision.tier_tokens,
         "new_prefill_tokens": decision.new_prefill_tokens,
         "queued_prefill_tokens": decision.queued_prefill_tokens,
         "batch_size": decision.batch_size,
@@ -312,6 +321,7 @@ def decision_view(decision: Decision, *, candidates_max: int | None) -> dict[str
         "approximate": decision.approximate,
         "degraded": decision.degraded,
         "degraded_cause": decision.degraded_cause,
+        "hot_class": hot_class_view(decision.hot_class),
         "candidates": candidates,
     }
 

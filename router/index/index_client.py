@@ -10,6 +10,7 @@ import numpy.typing as npt
 import structlog
 
 from indexer.contract import fleet_functions, functions, index_functions, keys, reservations
+from indexer.contract.call import Call as FunctionCall
 from indexer.contract.fleet_functions import Unreadable, reading
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import FleetId, InstanceId
@@ -17,6 +18,7 @@ from indexer.contract.limits import BLOCK_HASH_BYTES, SLOTS_PER_PARTITION_MAX
 from indexer.contract.link import Link
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetCounters, FleetRecord
+from indexer.contract.request_classes import ClassPrefixes, RecentClasses
 from router import telemetry
 from router.eligibility import Sighting
 from router.errors import DegradedCause, IndexUnavailable
@@ -86,7 +88,8 @@ class IndexClient:
             fleet = known.record
             with contextlib.suppress(Unreadable):
                 async with asyncio.timeout(self._deadline_s):
-                    await self._ask(fleet, NO_BLOCK, None, _no_depth(fleet))
+                    read = reservations.read(fleet.fleet_id)
+                    await self._ask(fleet, NO_BLOCK, read, _no_depth(fleet))
 
     async def refresh(self) -> None:
         """Read the directory, and every fleet whose membership changed.
@@ -218,24 +221,33 @@ class IndexClient:
     # -- one request ------------------------------------------------------------------------------
 
     async def look(
-        self, served: ServedModel, hashes: bytes, milestones: Milestones | None = None
+        self,
+        served: ServedModel,
+        hashes: bytes,
+        milestones: Milestones | None = None,
+        prefixes: ClassPrefixes | None = None,
     ) -> Sighting:
-        """Hits, siblings and counters of a fleet, in one round trip.
+        """Hits, siblings, classes and counters of a fleet, in one round trip.
 
         Args:
             served: from `find`.
             hashes: chain of the prompt's block hashes, from `block_hash.chain`; b"" for no hits.
             milestones: of that chain; None for no siblings.
+            prefixes: of that chain; None for no classes.
 
         Raises:
             IndexUnavailable: Redis did not answer in time, or is not asked because it did not
                 before; or what it holds is less than it will be in a moment.
         """
         depth_blocks = _no_depth(served.fleet)
+        tier_depth_blocks = None if served.roster.tiers is None else _no_depth(served.fleet)
         taken_s = time.time()
         try:
             with self._guard.asking(Call.READ):
-                counters, siblings = await self._ask(served.fleet, hashes, milestones, depth_blocks)
+                read = reservations.read(served.fleet.fleet_id, milestones, prefixes)
+                counters, siblings, recent = await self._ask(
+                    served.fleet, hashes, read, depth_blocks, tier_depth_blocks
+                )
                 current = await self._current(served, counters) if counters is not None else None
         except Unreadable as error:
             self._note_unreadable(served.fleet.fleet_id.encode(), error)
@@ -252,13 +264,16 @@ class IndexClient:
         self._heard_s = time.monotonic()
         if current.fleet != served.fleet:  # founded anew: the lookup was made in the old shape
             depth_blocks = _no_depth(current.fleet)
+            tier_depth_blocks = None
         return Sighting(
             fleet=current.fleet,
             roster=current.roster,
             counters=counters,
             depth_blocks=depth_blocks,
+            tier_depth_blocks=tier_depth_blocks,
             siblings=siblings,
             taken_s=taken_s,
+            recent_classes=recent,
         )
 
     def last_sighting(self, served: ServedModel) -> Sighting:
@@ -285,18 +300,21 @@ class IndexClient:
         self,
         fleet: FleetRecord,
         hashes: bytes,
-        milestones: Milestones | None,
+        read: FunctionCall,
         depth_blocks: Column,
-    ) -> tuple[FleetCounters | None, npt.NDArray[np.void]]:
-        calls = [reservations.read(fleet.fleet_id, milestones)]
-        if hashes:
-            calls += [index_functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
+        tier_depth_blocks: Column | None = None,
+    ) -> tuple[FleetCounters | None, npt.NDArray[np.void], RecentClasses | None]:
+        calls = [read, *index_functions.lookups(fleet, hashes)]
+        if tier_depth_blocks is not None:
+            calls += index_functions.lookups(fleet, hashes, tier=True)
         with reading():
             replies = await functions.run_all(self._link, calls)
-            for partition, reply in enumerate(replies[1:]):
-                first = partition * SLOTS_PER_PARTITION_MAX
-                index_functions.depths(reply, depth_blocks[first : first + SLOTS_PER_PARTITION_MAX])
-            return reservations.fleet_counters(replies[0]), reservations.siblings(replies[0])
+            index_functions.all_depths(replies[1 : 1 + fleet.partitions], depth_blocks)
+            if tier_depth_blocks is not None:
+                index_functions.all_depths(replies[1 + fleet.partitions :], tier_depth_blocks)
+            counters = reservations.fleet_counters(replies[0])
+            siblings = reservations.siblings(replies[0])
+            return counters, siblings, reservations.recent_classes(replies[0])
 
     async def _current(self, served: ServedModel, counters: FleetCounters) -> ServedModel | None:
         """The same model after whatever changed in its fleet's membership.

@@ -132,7 +132,11 @@ class KnownFleet:
                 "data_parallel_rank": record.data_parallel_rank,
                 "engine_version": record.engine_version,
                 "learned": record.learned,
+                "role": record.role,
                 "prefill_tokens_per_s": record.prefill_tokens_per_s,
+                "tier_tokens_per_s": record.tier_tokens_per_s,
+                "tier_latency_s": record.tier_latency_s,
+                "tier_shared": record.tier_shared,
             }
             if slot < len(counters.slots):
                 view |= slot_view(counters.slots[slot], counters.now_s)
@@ -173,11 +177,11 @@ def _checked(record: InstanceRecord) -> InstanceRecord:
     Raises:
         TypeError: a field that the router relies on is of another type.
     """
-    texts = (record.instance_id, record.url, record.model_root)
+    texts = (record.instance_id, record.url, record.model_root, record.role)
     names: tuple[Any, ...] = (record.models, record.adapters or [])
     ranks = (record.max_model_len_tokens, record.capacity_blocks, record.data_parallel_rank)
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("instance_id, url or model_root is no text")
+        raise TypeError("instance_id, url, model_root or role is no text")
     if not all(isinstance(n, list) and all(isinstance(one, str) for one in n) for n in names):
         raise TypeError("models or adapters is no list of names")
     if not all(number is None or isinstance(number, int) for number in ranks):
@@ -192,8 +196,24 @@ def _checked(record: InstanceRecord) -> InstanceRecord:
     if not isinstance(size, int) or size < 1:
         raise TypeError("block_size_tokens is no positive number")
     if rate is not None and not 0 < rate < float("inf"):
-        return replace(record, prefill_tokens_per_s=None)
-    return record
+        record = replace(record, prefill_tokens_per_s=None)
+    return _with_checked_tier(record)
+
+
+def _with_checked_tier(record: InstanceRecord) -> InstanceRecord:
+    """Likewise: a speed or latency that is none means that there is no tier to count on."""
+    tokens_per_s: Any = record.tier_tokens_per_s
+    latency_s: Any = record.tier_latency_s
+    shared: Any = record.tier_shared
+    if not isinstance(latency_s, int | float) or not isinstance(shared, bool):
+        raise TypeError("tier_latency_s is no number, or tier_shared neither true nor false")
+    if tokens_per_s is None:
+        return record
+    if not isinstance(tokens_per_s, int | float):
+        raise TypeError("tier_tokens_per_s is no number")
+    if 0 < tokens_per_s < float("inf") and 0 <= latency_s < float("inf"):
+        return record
+    return replace(record, tier_tokens_per_s=None, tier_latency_s=0.0)
 
 
 def only_model(models: Mapping[str, ServedModel]) -> ServedModel | None:

@@ -24,7 +24,9 @@ SUSPECT_S: Final = 5.0
 INSTANCES_MAX: Final = 8192
 """Of whom anything is remembered; beyond, further ones are not ejected."""
 
-_HARMLESS: Final = frozenset({UpstreamCause.PUSHBACK, UpstreamCause.TOTAL_TIMEOUT})
+_HARMLESS: Final = frozenset(
+    {UpstreamCause.PUSHBACK, UpstreamCause.TRANSFER, UpstreamCause.TOTAL_TIMEOUT}
+)
 """A healthy instance that takes no more, and a limit that the operator set for answers."""
 
 
@@ -74,7 +76,7 @@ class Ejections:
             self._settle(known, known.standing.served(sent_s), by="served")
 
     def failed(self, instance: InstanceRecord, sent_s: float, cause: UpstreamCause) -> None:
-        """A request failed; push-back and a total timeout are not failures of the instance."""
+        """A request failed; push-back, a lost transfer, a total timeout are not the instance's."""
         if cause in _HARMLESS:
             return
         known = self._troubled.get(instance.instance_id)

@@ -112,6 +112,28 @@ class Upstream:
         """
         self._connections.give(answer.connection)
 
+    async def collect(self, answer: Answer, bytes_max: int) -> bytes | None:
+        """The whole body, which goes nowhere; None: it is longer, or cannot be read.
+
+        Raises:
+            UpstreamFailed: the instance broke off or fell silent.
+        """
+        body = bytearray()
+        try:
+            piece = answer.first
+            while piece:
+                body += piece
+                answer.tail.append(piece)
+                if len(body) > bytes_max:
+                    return None
+                with self._idle_waits.one():
+                    piece = await answer.connection.read()
+        except TimeoutError as error:
+            raise self._too_late(answer.instance, error) from error
+        except (OSError, ValueError) as error:
+            raise _failed(answer.instance, error, before_first_byte=True) from error
+        return None if answer.encoded else bytes(body)
+
     async def relay(self, answer: Answer, sink: Sink) -> None:
         """Pass the body on until its end.
 

@@ -11,6 +11,7 @@ from router.policies.bailian import Bailian
 from router.policies.base import Policy, for_router
 from router.policies.chance import PowerOfTwo, Random
 from router.policies.dynamo import Dynamo
+from router.policies.hit_ratio_product import HitRatioProduct
 from router.policies.least_loaded import LeastLoaded
 from router.policies.least_prefill import LeastPrefill
 from router.policies.linear import SWEEP
@@ -22,18 +23,21 @@ from router.policies.max_hit import MaxHit
 from router.policies.preble import Preble
 from router.policies.round_robin import RoundRobin
 from router.policies.session_affinity import SessionAffinity
+from router.policies.smetric import SMetric
 from router.policies.smg import SmgCacheAware
 from router.policies.vllm_v1 import VllmV1
 
 _ALL: Final[tuple[Policy, ...]] = (
     LMetric(),
     LMetricArtifact(),
+    SMetric(),
     LeastLoaded(),
     RoundRobin(),
     Random(),
     PowerOfTwo(),
     VllmV1(),
     LeastPrefill(),
+    HitRatioProduct(),
     MaxHit(),
     MaxHit("max_hit_bounded", load_ceiling_ratio=1.25),
     *SWEEP,

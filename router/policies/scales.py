@@ -9,8 +9,12 @@ Shares = npt.NDArray[np.float64]
 """Between 0 and 1, one per instance."""
 
 
-def tie_break(column: Column) -> Shares:
-    """At least 0 and below 1, in the order of the column: added to whole numbers, breaks ties."""
+def tie_break(column: npt.NDArray[np.float64] | Column) -> Shares:
+    """At least 0 and below 1, in the order of the column: added to whole numbers, breaks ties.
+
+    Args:
+        column: none below 0.
+    """
     shares: Shares = column / (column.max() + 1)
     return shares
 

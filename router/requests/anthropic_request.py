@@ -21,6 +21,7 @@ from router.requests.chat_messages import (
     Part,
     chat_prompt,
     function_tool,
+    history_share,
     template_kwargs,
     turns,
 )
@@ -93,6 +94,7 @@ def parse_messages(received: Received) -> ApiCall:
         ),
         prompt_field="messages",
         turn=turns(messages),
+        history_share=history_share(messages),
         cache_salt=body.cache_salt,
         output_tokens_max=body.max_tokens,
     )

@@ -101,7 +101,8 @@ class ApiCall:
         tells_cached_tokens: whether the answer's usage is the engine's word about this prompt
             alone.
         hides_usage: usage was asked for on behalf of the router; the client does not see it.
-        turn: earlier assistant messages; 0 for plain completions.
+        turn: earlier assistant messages; of a plain completion, what the client says, else 0.
+        history_share: of the prompt, up to the end of the last of them; None: not known.
         cache_salt: separates prefixes; part of the hash root.
         output_tokens_max: the client's limit, if any; 0 where nothing is generated.
         truncate_prompt_tokens: keep only so many last tokens; -1 for the model's limit.
@@ -129,6 +130,7 @@ class ApiCall:
     tells_cached_tokens: bool = True
     hides_usage: bool = False
     turn: int = 0
+    history_share: float | None = None
     cache_salt: str | None = None
     output_tokens_max: int | None = None
     truncate_prompt_tokens: int | None = None

@@ -103,6 +103,38 @@ def turns(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(message.get("role") == "assistant" for message in messages)
 
 
+def history_share(messages: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of a conversation's characters up to the end of its last answer, 0..1.
+
+    Tools and what a template adds are not counted; most of that stands before the messages, so it
+    is rather less than the share of tokens. None where there is no answer yet, or no text.
+    """
+    lengths = [_characters(message) for message in messages]
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place].get("role") == "assistant":
+            total = sum(lengths)
+            return sum(lengths[: place + 1]) / total if total else None
+    return None
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _characters(message: Mapping[str, Any]) -> int:
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, str):
+        length = len(content)
+    else:
+        texts = (part.get("text") for part in _list(content) if isinstance(part, Mapping))
+        length = sum(len(text) for text in texts if isinstance(text, str))
+    for call in _list(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        said = function.get("arguments") if isinstance(function, Mapping) else None
+        length += len(said) if isinstance(said, str) else 0
+    return length
+
+
 def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
     """Names for a template: the request's, and how much it shall reason."""
     kwargs = dict(given or {})

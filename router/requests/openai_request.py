@@ -15,6 +15,7 @@ from router.requests.chat_messages import (
     Objects,
     chat_prompt,
     chat_tools,
+    history_share,
     template_kwargs,
     turns,
 )
@@ -113,7 +114,14 @@ def parse_chat(received: Received) -> ApiCall:
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
     )
-    return _call(received, body, prompt, prompt_field="messages", turn=turns(body.messages))
+    return _call(
+        received,
+        body,
+        prompt,
+        prompt_field="messages",
+        turn=turns(body.messages),
+        history_share=history_share(body.messages),
+    )
 
 
 def parse_completion(received: Received) -> ApiCall:

@@ -10,6 +10,7 @@ from router import headers as names
 from router.requests.api_call import ApiCall, Cost
 
 _PRINTABLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_TURN: Final = re.compile(r"[0-9]{1,6}")
 _SESSION: Final = re.compile(r"[\x20-\x7e]{1,256}")
 
 
@@ -43,7 +44,7 @@ class Received:
 
     def call(self, **fields: Any) -> ApiCall:
         """The call it means: these fields, and what every call takes from HTTP."""
-        session = self.headers.get(names.SESSION, "")
+        session, turn = self.headers.get(names.SESSION, ""), self.headers.get(names.TURN, "")
         given: dict[str, Any] = {
             "method": self.method,
             "path": self.path,
@@ -52,6 +53,7 @@ class Received:
             "body": self.body,
             "headers": tuple(self.headers.items()),
             "request_id": self.request_id,
+            "turn": int(turn) if _TURN.fullmatch(turn) else 0,
             "session_id": session if _SESSION.fullmatch(session) else None,
             "policy": self.headers.get(names.POLICY),
             "explain": self.headers.get(names.EXPLAIN, "").lower() in {"1", "true"},

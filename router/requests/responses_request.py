@@ -18,6 +18,7 @@ from router.requests.chat_messages import (
     Objects,
     chat_prompt,
     function_tool,
+    history_share,
     template_kwargs,
     turns,
 )
@@ -94,6 +95,7 @@ def parse_responses(received: Received) -> ApiCall:
         # The messages, of the client's own making, would stand behind the usage.
         tells_cached_tokens=not body.enable_response_messages,
         turn=turns(messages),
+        history_share=history_share(messages),
         # Of what stands before the input only the engine knows how long it is, and what it says.
         reads_prefixes=body.previous_response_id is None,
         names_response=body.previous_response_id,

@@ -3,7 +3,8 @@
     python tests/benchmarks/reserve_bench.py [--quick] [--output build/bench/reserve.json]
 
 64 idle instances, a prompt of 512 blocks (8,192 tokens, 21 milestones), by setting: no milestones;
-a prompt nobody has sent, which is announced; one that 1 and that 32 instances are about to compute.
+a prompt nobody has sent, which is announced; one that 1 and that 32 instances are about to compute;
+a new one whose classes are counted (10 prefixes), and one whose class is watched as well.
 Server times are the server's own (`INFO commandstats`), client times are round trips on a Unix
 socket; the settings take turns.
 """
@@ -28,6 +29,7 @@ from indexer.contract import fleet_functions, functions, keys, libraries, reserv
 from indexer.contract.identifiers import InstanceId, RouterId
 from indexer.contract.milestones import Milestones
 from indexer.contract.records import FleetRecord, InstanceRecord
+from indexer.contract.request_classes import ClassPrefixes, ClassReport, Saying, Verdict
 from indexer.contract.reservations import InFlight
 
 INSTANCES = 64
@@ -89,6 +91,22 @@ class Bench:
         assert milestones is not None
         return milestones
 
+    def counted(self, *, watched: bool) -> ClassReport:
+        """Of a prompt of its own, or of a class that all these share."""
+        prefixes = ClassPrefixes.of(b"h" * 8 * BLOCKS if watched else self.rng.bytes(8 * BLOCKS))
+        verdict = Verdict(
+            name=prefixes.name(9),
+            says=Saying.WATCHED,
+            streak_least=1 << 30,
+            depth_blocks=512,
+            share=0.5,
+            holders=1,
+        )
+        flags = bytes([1]) * INSTANCES
+        if not watched:
+            return ClassReport(prefixes=prefixes)
+        return ClassReport(prefixes=prefixes, verdict=verdict, holder_flags=flags)
+
     def in_prefill(self, instances: int) -> Milestones:
         """Of a prompt that so many instances are about to compute."""
         milestones = self.fresh()
@@ -96,7 +114,12 @@ class Bench:
             self.call(self.reserve(milestones, choice=slot))
         return milestones
 
-    def reserve(self, milestones: Milestones | None, choice: int = -1) -> functions.Call:
+    def reserve(
+        self,
+        milestones: Milestones | None,
+        choice: int = -1,
+        classes: ClassReport | None = None,
+    ) -> functions.Call:
         """A reservation among all instances."""
         self.sequence += 1
         in_flight = milestones and InFlight(
@@ -109,6 +132,8 @@ class Bench:
             self.candidates,
             choice=choice,
             in_flight=in_flight,
+            classes=classes,
+            prompt_tokens=BLOCKS * BLOCK,
         )
 
     def release(self, sequence: int) -> None:
@@ -139,6 +164,34 @@ def settings(bench: Bench) -> dict[str, tuple[list[functions.Call], str]]:
             [bench.reserve(by_many, choice=0) for _ in range(PER_TURN)],
             "fcall",
         ),
+        "reserve_new_prompt_counted": (
+            [
+                bench.reserve(bench.fresh(), classes=bench.counted(watched=False))
+                for _ in range(PER_TURN)
+            ],
+            "fcall",
+        ),
+        "look_new_prompt_counted": (
+            [
+                reservations.read(fleet_id, bench.fresh(), bench.counted(watched=False).prefixes)
+                for _ in range(PER_TURN)
+            ],
+            "fcall_ro",
+        ),
+        "reserve_new_prompt_watched": (
+            [
+                bench.reserve(bench.fresh(), classes=bench.counted(watched=True))
+                for _ in range(PER_TURN)
+            ],
+            "fcall",
+        ),
+        "look_new_prompt_watched": (
+            [
+                reservations.read(fleet_id, bench.fresh(), bench.counted(watched=True).prefixes)
+                for _ in range(PER_TURN)
+            ],
+            "fcall_ro",
+        ),
         "look_without": ([reservations.read(fleet_id)] * PER_TURN, "fcall_ro"),
         "look_new_prompt": ([reservations.read(fleet_id, bench.fresh())] * PER_TURN, "fcall_ro"),
         "look_1_sibling": ([reservations.read(fleet_id, by_one)] * PER_TURN, "fcall_ro"),
@@ -160,6 +213,7 @@ def run(bench: Bench, *, turns: int) -> dict[str, dict[str, float]]:
                 bench.release(int.from_bytes(bytes(call.args[1]), "little"))
         for sequence in range(before + 1, before + 34):
             bench.release(sequence)
+        bench.redis.delete(keys.class_states(bench.fleet.fleet_id))
     return {
         name: {
             "server_us": round(statistics.median(server[name]), 1),

@@ -95,7 +95,7 @@ def play_fast(
     loop, played = Loop(), Played()
 
     def admitted(admissions: Sequence[ChainAdmission], _: float) -> None:
-        for request, hit_tokens in admissions:
+        for request, hit_tokens, _ in admissions:
             played.hits[request.request_id] = hit_tokens
 
     def reached(those: Sequence[Reached], now_s: float) -> None:
@@ -152,7 +152,7 @@ def play_slow(
         if step is None:
             return
         stepping[slot] = True
-        for request, hit_tokens in step.admissions:
+        for request, hit_tokens, _ in step.admissions:
             played.hits[request.request_id] = hit_tokens
         loop.at(loop.now_s + step.duration_s, partial(finish, slot, step))
 

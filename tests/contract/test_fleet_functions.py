@@ -292,7 +292,8 @@ def test_a_choice_is_refused_when_its_batch_has_moved(fleet: EmbeddedServer) -> 
     slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
     router = RouterId("a")
     fleet.call(reservations.register(FLEET.fleet_id, router, begin=True))
-    fleet.call(reservations.reserve(FLEET.fleet_id, router, 1, candidates((slot, generation, 5))))
+    first = candidates((slot, generation, 5))
+    fleet.call(reservations.reserve(FLEET.fleet_id, router, 1, first, prompt_tokens=20))
     rows = candidates((slot, generation, 9))
 
     call = reservations.reserve(FLEET.fleet_id, router, 2, rows, choice=0, expected_batch_size=0)

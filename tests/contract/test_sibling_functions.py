@@ -17,6 +17,8 @@ from indexer.contract.reservations import InFlight
 
 FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
 RECORD = make_instance().encode()
+TTL_PLACE = 12
+"""Of the arguments of a reservation: for how long siblings are told."""
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_what_siblings_are_told_expires(fleet: EmbeddedServer) -> None:
     call = reservations.reserve(
         FLEET.fleet_id, router, 1, row, in_flight=in_flight(milestones), choice=0
     )
-    *args, ttl_ms = call.args
+    ttl_ms = call.args[TTL_PLACE]
     assert ttl_ms == SIBLING_TTL_S * 1000
     fleet.call(call)
     told = list(fleet.redis.scan_iter(f"{keys.sibling_prefix(FLEET.fleet_id)}*"))
@@ -53,8 +55,9 @@ def test_what_siblings_are_told_expires(fleet: EmbeddedServer) -> None:
 
     for key in told:
         fleet.redis.delete(key)
-    args[1] = (2).to_bytes(8, "little")
-    fleet.call(replace(call, args=(*args, 1)))
+    args = list(call.args)
+    args[1], args[TTL_PLACE] = (2).to_bytes(8, "little"), 1
+    fleet.call(replace(call, args=tuple(args)))
     for key in told:
         fleet.redis.persist(key)
     deadline_s = time.monotonic() + 5

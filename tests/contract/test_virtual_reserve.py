@@ -78,14 +78,22 @@ def test_the_virtual_reserve_equals_the_servers(server: EmbeddedServer) -> None:
                     choice=choice,
                     expected_batch_size=batch,
                     in_flight=more,
+                    prompt_tokens=prompt.tokens,
                 )
                 answer = server.call(call)
                 statuses.add(answer[0])
                 assert tuple(answer) == books.reserve(
-                    key, rows, more, now_s=1.0, choice=choice, expected_batch_size=batch
+                    *(key, rows, more),
+                    now_s=1.0,
+                    choice=choice,
+                    expected_batch_size=batch,
+                    prompt_tokens=prompt.tokens,
                 )
                 booked += [key] if answer[0] == OK else []
-            slots = server.counters(FLEET).slots[:SLOTS]
+            counters = server.counters(FLEET)
+            every = np.arange(SLOTS)
+            assert counters.context_tokens(every).tolist() == books.contexts.tolist()
+            slots = counters.slots[:SLOTS]
             for column in COLUMNS:
                 assert slots[column].tolist() == books.slots[column].tolist(), column
     assert statuses == {OK, MOVED}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,9 +79,16 @@ class Two:
 
 
 @asynccontextmanager
-async def two(client: redis.asyncio.Redis, socket: Path, **config: Any) -> AsyncIterator[Two]:
-    """See `Two`."""
-    holder, idle = HoldingEngine("holder:1/0#x"), HoldingEngine("idle:1/0#x")
+async def two(
+    client: redis.asyncio.Redis,
+    socket: Path,
+    *,
+    roles: Sequence[str] = ("both",) * 2,
+    **config: Any,
+) -> AsyncIterator[Two]:
+    """See `Two`; the roles are the holder's and the idle one's."""
+    names = ("holder:1/0#x", "idle:1/0#x")
+    holder, idle = (HoldingEngine(name, role=role) for name, role in zip(names, roles, strict=True))
     values = {"redis_url": f"unix://{socket}", "port": 0, "index_deadline_s": 2.0} | config
     async with (
         edge(client, socket, holder, idle, **config) as one,
@@ -123,6 +130,19 @@ async def test_the_next_turn_goes_to_whoever_holds_the_last(
         assert parts.idle.asked == []
         assert counted("responses_named", result="held") == named + 2
         assert counted("decisions", policy="lmetric", reason="held") == decided + 2
+        await parts.one.settled()
+
+
+async def test_a_holder_is_asked_whatever_it_is_for(redis_client, redis_socket) -> None:
+    """A prefill instance has given the one token that was asked for; the next turn decodes."""
+    roles = ("prefill", "decode")
+    async with two(redis_client, redis_socket, roles=roles) as parts:
+        first = await parts.made(max_output_tokens=1)
+        await known(redis_client, 1)
+        body = {"model": "m", "input": "And?", "previous_response_id": first}
+        async with parts.one.client.post("/v1/responses", json=body) as answer:
+            text = await answer.text()
+        assert (answer.status, json.loads(text).get("previous")) == (200, first), text
         await parts.one.settled()
 
 

@@ -108,7 +108,8 @@ async def test_a_number_that_is_no_rate_is_not_known(redis_client, redis_socket,
     """It costs its instance nothing, and the others do not count against it."""
     fleet = await found_fleet(redis_client, names=["a"])
     for name, told in (("b", rate), ("c", 1000.0), ("d", 4000.0)):
-        record = make_instance(name, prefill_tokens_per_s=told).encode()
+        rates_told = {"prefill_tokens_per_s": told, "tier_tokens_per_s": told}
+        record = make_instance(name, **rates_told).encode()
         await functions.run(redis_client, fleet_functions.join(fleet.fleet_id, record))
     async with connected(f"unix://{redis_socket}") as link:
         served = await IndexClient(link, deadline_s=2.0).find("m")
@@ -116,9 +117,16 @@ async def test_a_number_that_is_no_rate_is_not_known(redis_client, redis_socket,
         assert [one.instance_id for one in served.instances] == ["a", "b", "c", "d"]
         rates = [one.prefill_tokens_per_s for one in served.instances]
         assert rates == [None, None, 1000.0, 4000.0]
+        assert [one.tier_tokens_per_s for one in served.instances] == rates
 
 
-@pytest.mark.parametrize("change", [{"models": 5}, {"url": 5}, {"block_size_tokens": 0}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"models": 5}, {"url": 5}, {"role": 5}, {"block_size_tokens": 0}),
+        *({"tier_tokens_per_s": "fast"}, {"tier_latency_s": None}, {"tier_shared": 5}),
+    ],
+)
 async def test_an_unreadable_instance_costs_only_itself(redis_client, redis_socket, change) -> None:
     """Whatever is in a field, and whatever the slot is."""
     fleet = await found_fleet(redis_client, names=["a"])

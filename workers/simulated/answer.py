@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workers.simulated.protocol import Generation
@@ -125,6 +126,7 @@ class Answer:
         self.call = call
         self.text_model = text_model
         self.choices: list[Choice] = []
+        self.transfer_params: Mapping[str, object] | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unfinished = 0
 
@@ -180,7 +182,7 @@ class Answer:
         if chat:
             body["prompt_logprobs"] = None
             body["prompt_token_ids"] = self.prompt_ids(self.choices[0])
-        body["kv_transfer_params"] = None
+        body["kv_transfer_params"] = self.transfer_params or None
         return body
 
     def _whole_choice(self, choice: Choice) -> Json:

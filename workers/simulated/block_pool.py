@@ -92,13 +92,20 @@ class BlockPool:
                 self._copies.setdefault(block_hash, []).append(block_id)
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference of each block of a chain, tail first, so that its tail goes first."""
-        references = self._references
+        """Drop one reference of each block of a chain, tail first, so that its tail goes first.
+
+        Its last block may not be full yet and is then nobody's loss: it goes before all others.
+        """
+        references, hash_of = self._references, self._hash_of
         freed = []
         for block_id in reversed(block_ids):
             references[block_id] -= 1
             assert references[block_id] >= 0, block_id
-            if not references[block_id]:
+            if references[block_id]:
+                continue
+            if hash_of[block_id] is None:
+                self._eviction.release_empty(block_id)
+            else:
                 freed.append(block_id)
         self._eviction.release(freed)
 

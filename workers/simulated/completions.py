@@ -1,15 +1,32 @@
 """The two completion endpoints: parse, check, tokenize, run, answer."""
 
 import contextlib
+import logging
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 
 import xxhash
 from aiohttp import HttpVersion11, web
 
 from workers.simulated.answer import Answer, AnswerHead, dump_json, find_stop
-from workers.simulated.errors import bad_request, overloaded, unknown_model
+from workers.simulated.errors import (
+    ApiError,
+    bad_request,
+    kv_load_failed,
+    overloaded,
+    unknown_model,
+)
+from workers.simulated.kv_transfer import (
+    FIELD,
+    NO_TRANSFER,
+    KvKeeper,
+    Source,
+    Transfer,
+    TransferFailedError,
+    parse_transfer,
+)
 from workers.simulated.protocol import (
     CHOICES_MAX,
     Body,
@@ -25,6 +42,8 @@ from workers.simulated.text import TextError, TextModel
 
 SEED_MASK = (1 << 64) - 1
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +67,14 @@ class CompletionsApi:
     """Handlers of /v1/chat/completions and /v1/completions."""
 
     def __init__(
-        self, *, models: ServedModels, text_model: TextModel, runtime: EngineRuntime
+        self,
+        *,
+        models: ServedModels,
+        text_model: TextModel,
+        runtime: EngineRuntime,
+        keeper: KvKeeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._models = models
         self._text = text_model
         self._runtime = runtime
@@ -58,26 +83,40 @@ class CompletionsApi:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         body = Body(await request.read())
-        call = parse_generation(body, chat=True)
-        self._check_model(call.model)
-        packed = pack_tokens(await self.chat_token_ids(body, call))
-        return await self._generate(request, call, [packed], chat=True)
+        async with self._letting_go(body):
+            call = parse_generation(body, chat=True)
+            self._check_model(call.model)
+            packed = pack_tokens(await self.chat_token_ids(body, call))
+            return await self._generate(request, body, call, [packed], chat=True)
 
     async def text(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         body = Body(await request.read())
-        call = parse_generation(body, chat=False)
-        self._check_model(call.model)
-        prompts = parse_prompts(body, vocabulary_size=self._text.vocabulary_size)
-        if len(prompts) * call.choice_count > CHOICES_MAX:
-            raise bad_request(f"prompts times n must be at most {CHOICES_MAX}.", "n")
-        packed = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                packed.append(pack_tokens(await self.text_token_ids(prompt, call)))
-            else:
-                packed.append(prompt)
-        return await self._generate(request, call, packed, chat=False)
+        async with self._letting_go(body):
+            call = parse_generation(body, chat=False)
+            self._check_model(call.model)
+            prompts = parse_prompts(body, vocabulary_size=self._text.vocabulary_size)
+            if len(prompts) * call.choice_count > CHOICES_MAX:
+                raise bad_request(f"prompts times n must be at most {CHOICES_MAX}.", "n")
+            packed = []
+            for prompt in prompts:
+                if isinstance(prompt, str):
+                    packed.append(pack_tokens(await self.text_token_ids(prompt, call)))
+                else:
+                    packed.append(prompt)
+            return await self._generate(request, body, call, packed, chat=False)
+
+    @contextlib.asynccontextmanager
+    async def _letting_go(self, body: Body) -> AsyncIterator[None]:
+        """Whoever holds blocks for a request that is refused here is told, as vLLM does."""
+        try:
+            yield
+        except ApiError:
+            if self._keeper is not None and isinstance(body.fields.get(FIELD), dict):
+                source = parse_transfer(body).source
+                if source is not None:
+                    await self._keeper.reject(source)
+            raise
 
     async def chat_token_ids(self, body: Body, call: Generation) -> list[int]:
         """Token ids of a chat call's `messages` after the chat template."""
@@ -122,8 +161,9 @@ class CompletionsApi:
         return wanted
 
     async def _generate(
-        self, http: web.Request, call: Generation, prompts: list[bytes], *, chat: bool
+        self, http: web.Request, body: Body, call: Generation, prompts: list[bytes], *, chat: bool
     ) -> web.StreamResponse:
+        transfer = parse_transfer(body) if self._keeper is not None else NO_TRANSFER
         base_id = http.headers.get("X-Request-Id") or call.request_id or uuid.uuid4().hex
         head = AnswerHead(
             answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{base_id}",
@@ -135,7 +175,7 @@ class CompletionsApi:
         make_answer = StreamedAnswer if call.stream else Answer
         answer = make_answer(head=head, call=call, text_model=self._text)
         for packed in prompts:
-            self._add_choices(answer, packed, session_id)
+            self._add_choices(answer, packed, session_id, keeps_blocks=transfer.keep)
         try:
             self._runtime.check_room(len(answer.choices))
         except QueueFullError as error:
@@ -143,31 +183,72 @@ class CompletionsApi:
         self.in_flight_count += 1
         try:
             if isinstance(answer, StreamedAnswer):
-                return await self._stream(http, answer)
-            self._submit(answer)
+                return await self._stream(http, answer, transfer)
+            await self._submit(answer, transfer)
             await answer.done
+            self._keep(http, answer)
             return web.Response(body=dump_json(answer.body()), content_type="application/json")
         finally:
             # Also on cancellation, which is what a client's disconnect is.
             self.in_flight_count -= 1
             for choice in answer.choices:
                 self._runtime.abort(choice.request.request_id)
+                if transfer.keep and answer.transfer_params is None:
+                    self._runtime.engine.release_kept(choice.request.request_id)
 
-    async def _stream(self, http: web.Request, answer: StreamedAnswer) -> web.StreamResponse:
+    def _keep(self, http: web.Request, answer: Answer) -> None:
+        """Hold the blocks of an only choice."""
+        request = answer.choices[0].request
+        block_ids = self._runtime.engine.kept_blocks(request.request_id)
+        if self._keeper is not None and block_ids and len(answer.choices) == 1:
+            answer.transfer_params = self._keeper.keep(
+                request.request_id, block_ids, request.prompt_tokens, http
+            )
+
+    async def _stream(
+        self, http: web.Request, answer: StreamedAnswer, transfer: Transfer
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers=STREAM_HEADERS)
         await response.prepare(http)
         answer.start(http.transport, chunked=http.version >= HttpVersion11)
-        self._submit(answer)
+        try:
+            await self._submit(answer, transfer)
+        except ApiError as error:  # too late for its status
+            answer.fail(error.body())
         await answer.done
         with contextlib.suppress(ConnectionError):  # the client left with the last token
             await response.write_eof()
         return response
 
-    def _submit(self, answer: Answer) -> None:
-        for choice in answer.choices:
-            self._runtime.submit(choice.request, choice)
+    async def _submit(self, answer: Answer, transfer: Transfer) -> None:
+        """Queue the choices, once what another engine has computed for them is here.
 
-    def _add_choices(self, answer: Answer, packed: bytes, session_id: str | None) -> None:
+        Raises:
+            ApiError: it could not be had.
+        """
+        arrived_s = time.monotonic()
+        if transfer.source is not None and self._keeper is not None:
+            await self._take(answer, transfer.source, self._keeper)
+        for choice in answer.choices:
+            self._runtime.submit(choice.request, choice, arrived_s)
+
+    async def _take(self, answer: Answer, source: Source, keeper: KvKeeper) -> None:
+        request = answer.choices[0].request
+        here_tokens = self._runtime.engine.device_hit_tokens(request)
+        try:
+            await keeper.take(source, request.prompt_tokens - 1 - here_tokens)
+        except TransferFailedError as error:
+            logger.warning("KV$ of request %s cannot be had: %s", request.request_id, error)
+            if not keeper.options.recompute:
+                self._runtime.metrics.finished_counts["error"] += len(answer.choices)
+                raise kv_load_failed() from error
+            return
+        for choice in answer.choices:
+            choice.request = replace(choice.request, received=True)
+
+    def _add_choices(
+        self, answer: Answer, packed: bytes, session_id: str | None, *, keeps_blocks: bool
+    ) -> None:
         """One choice for each of `n`, all of the same prompt."""
         call, adapters = answer.call, self._models.adapter_names
         prompt_tokens = len(packed) // TOKEN_BYTES
@@ -188,5 +269,6 @@ class CompletionsApi:
                 adapter_id=adapters.index(adapter) + 1 if adapter else None,
                 salt=call.salt,
                 session_id=session_id,
+                keeps_blocks=keeps_blocks,
             )
             answer.add_choice(request, stop)

@@ -70,11 +70,13 @@ class Profile:
         name: file name without suffix.
         cost: the coefficients.
         capacity_tokens: tokens of KV$ that fit the device beside the weights.
+        kv_bytes_per_token: of KV$.
     """
 
     name: str
     cost: CostModel
     capacity_tokens: int
+    kv_bytes_per_token: int
 
 
 def profile_names() -> list[str]:
@@ -95,10 +97,13 @@ def load_profile(name: str) -> Profile:
     path = files("workers.simulated") / "profiles" / f"{name}{PROFILE_SUFFIX}"
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
+        model = table["model"]
+        heads = 2 * model["layers"] * model["kv_heads"]  # of keys, and of values
         return Profile(
             name=name,
             cost=CostModel(**table["coefficients"]),
             capacity_tokens=table["capacity_tokens"],
+            kv_bytes_per_token=heads * model["head_dim"] * model["bytes_per_value"],
         )
     except (KeyError, TypeError) as error:
         raise ProfileError(f"profile {name}: {error}") from error

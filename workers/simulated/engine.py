@@ -9,7 +9,8 @@ budget allows; then waiting ones in order of arrival, up to the sequence limit; 
 prefilled in chunks under the token budget; when blocks run out, the youngest running request is
 preempted and recomputed later. A waiting request is admitted only when its whole prompt fits.
 Blocks become resident when they are scheduled to be full, hence are hittable while the rest of
-the prompt is still being prefilled.
+the prompt is still being prefilled. What the device lacks of a prompt may be loaded from a tier
+(`workers.simulated.tier`).
 """
 
 from collections import deque
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 
 from workers.simulated.block_pool import BlockPool
 from workers.simulated.cost_model import CostModel
-from workers.simulated.kv_events import BlocksStored
+from workers.simulated.kv_events import DEVICE_MEDIUM, BlocksRemoved, BlocksStored
 from workers.simulated.request import TOKEN_BYTES, ActiveRequest, Request
 from workers.simulated.step import Admission, EngineTotals, Step, StepOutput, Token
+from workers.simulated.tier import KvTier
 
 
 class RequestTooLongError(ValueError):
@@ -51,13 +53,16 @@ class EngineConfig:
 class Engine:
     """One simulated instance."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tier: KvTier | None = None) -> None:
+        """An empty engine; engines that are given one tier share it."""
         self.config = config
+        self.tier = tier
         self.totals = EngineTotals()
         self.pool = BlockPool(config.capacity_blocks)
         self._active: dict[str, ActiveRequest] = {}
         self._running: list[ActiveRequest] = []
         self._waiting: deque[ActiveRequest] = deque()
+        self._kept: dict[str, list[int]] = {}  # blocks of finished requests, for another engine
 
     @property
     def running_count(self) -> int:
@@ -102,6 +107,20 @@ class Engine:
         self.pool.release(active.forget_blocks())
         return True
 
+    def kept_blocks(self, request_id: str) -> list[int]:
+        """Blocks held for a finished request that keeps them; none when it does not."""
+        return self._kept.get(request_id, [])
+
+    def release_kept(self, request_id: str) -> None:
+        """Let the blocks of a finished request go, if they are still held."""
+        self.pool.release(self._kept.pop(request_id, []))
+
+    def device_hit_tokens(self, request: Request) -> int:
+        """Leading tokens of its prompt that are resident now; whole blocks, not the last token."""
+        block_size = self.config.block_size_tokens
+        hashes = ActiveRequest(request, block_size).hashes
+        return len(self.pool.match(hashes, (request.prompt_tokens - 1) // block_size)) * block_size
+
     def reset_prefix_cache(self) -> bool:
         """Forget all resident blocks; refused (False) while requests hold any.
 
@@ -113,10 +132,10 @@ class Engine:
         """Schedule the next step; None when there is nothing to compute."""
         batch: list[tuple[ActiveRequest, int]] = []
         budget, preempted = self._schedule_running(batch)
-        admissions = [] if preempted else self._schedule_waiting(batch, budget)
+        admissions, load_s = ([], 0.0) if preempted else self._schedule_waiting(batch, budget)
         if not batch:
             return None
-        duration_s = self._duration_s(batch)
+        duration_s = self._duration_s(batch) + load_s
         self.totals.busy_s += duration_s
         return Step(duration_s=duration_s, admissions=admissions, batch=batch)
 
@@ -139,10 +158,16 @@ class Engine:
             tokens.append(Token(request, position, last))
             if not position:
                 self.totals.prompt_tokens += request.prompt_tokens
+                if self.tier is not None:
+                    self._write(active, self.tier)
             if last:
                 finished = True
                 del active_by_id[request.request_id]
-                self.pool.release(active.forget_blocks())
+                held = active.forget_blocks()
+                if request.keeps_blocks:
+                    self._kept[request.request_id] = held
+                else:
+                    self.pool.release(held)
         if finished:
             self._running = [active for active in self._running if active.block_ids]
         self.totals.generated_tokens += len(tokens)
@@ -176,22 +201,33 @@ class Engine:
 
     def _schedule_waiting(
         self, batch: list[tuple[ActiveRequest, int]], budget: int
-    ) -> list[Admission]:
-        """Admit waiting requests in order while budget, sequence limit and blocks allow."""
-        config, pool = self.config, self.pool
+    ) -> tuple[list[Admission], float]:
+        """Admit waiting requests in order while budget, sequence limit and blocks allow.
+
+        Returns:
+            those admitted for the first time, and how long all that were admitted load, in seconds.
+        """
+        config, pool, tier = self.config, self.pool, self.tier
         block_size = config.block_size_tokens
-        admissions = []
+        admissions: list[Admission] = []
+        load_s = 0.0
         while self._waiting and budget and len(self._running) < config.max_num_seqs:
             active = self._waiting[0]
             # The last token is always recomputed: its logits are needed.
-            hit = pool.match(active.hashes, (active.token_count - 1) // block_size)
+            usable = (active.token_count - 1) // block_size
+            hit = pool.match(active.hashes, usable)
             lacking = -(-active.token_count // block_size) - len(hit)
             if lacking + pool.idle_count(hit) > pool.free_count:
                 break
             self._waiting.popleft()
             self._running.append(active)
             pool.hold(hit)
-            start = len(hit) * block_size
+            loaded = 0
+            is_received = active.request.received and active.hit_tokens is None
+            if tier is not None and not is_received:
+                loaded = tier.match(active.hashes[len(hit) : usable])
+                load_s += tier.config.load_s(loaded * block_size)
+            start = active.token_count - 1 if is_received else (len(hit) + loaded) * block_size
             count = min(active.token_count - start, budget)
             active.block_ids = hit + pool.allocate(-(-(start + count) // block_size) - len(hit))
             active.computed_tokens = start
@@ -199,13 +235,15 @@ class Engine:
             if (start + count) // block_size > len(hit):
                 self._store_full_blocks(active, (start + count) // block_size)
             if active.hit_tokens is None:
-                active.hit_tokens = start
-                self.totals.prefix_queries_tokens += active.token_count
-                self.totals.prefix_hits_tokens += start
-                admissions.append(Admission(active.request, start))
+                active.hit_tokens = len(hit) * block_size
+                elsewhere = start - active.hit_tokens
+                admission = Admission(active.request, active.hit_tokens, elsewhere)
+                self.totals.count(active.token_count, *admission[1:])
+                admissions.append(admission)
             batch.append((active, count))
             budget -= count
-        return admissions
+        self.totals.tier_load_s += load_s
+        return admissions, load_s
 
     def _preempt_youngest(self) -> None:
         active = self._running.pop()
@@ -223,19 +261,36 @@ class Engine:
         hashes = active.hashes[start:full_blocks]
         self.pool.store(active.block_ids[start:full_blocks], hashes)
         active.stored_blocks = full_blocks
+        self.pool.events.append(self._stored(active, start, full_blocks, DEVICE_MEDIUM))
+
+    def _write(self, active: ActiveRequest, tier: KvTier) -> None:
+        """The prompt is computed: its full blocks go to the tier, which its events may tell of."""
+        full_blocks = active.request.prompt_tokens // self.config.block_size_tokens
+        hashes = active.hashes[:full_blocks]
+        held = tier.match(hashes)  # chains leave the tier from their tails, so the rest is new
+        dropped = tier.write(hashes)
+        if tier.medium is None:
+            return
+        if held < full_blocks:
+            self.pool.events.append(self._stored(active, held, full_blocks, tier.medium))
+        if dropped:
+            removed = BlocksRemoved(block_hashes=tuple(dropped), medium=tier.medium)
+            self.pool.events.append(removed)
+
+    def _stored(self, active: ActiveRequest, start: int, end: int, medium: str) -> BlocksStored:
+        """What tells of a request's blocks."""
+        request, block_size = active.request, self.config.block_size_tokens
         stride = block_size * TOKEN_BYTES
-        request = active.request
-        self.pool.events.append(
-            BlocksStored(
-                block_hashes=tuple(hashes),
-                parent_block_hash=active.hashes[start - 1] if start else None,
-                packed_tokens=bytes(active.packed[start * stride : full_blocks * stride]),
-                block_size_tokens=block_size,
-                adapter=request.adapter,
-                adapter_id=request.adapter_id,
-                salt=request.salt,
-                session_id=request.session_id,
-            )
+        return BlocksStored(
+            block_hashes=tuple(active.hashes[start:end]),
+            parent_block_hash=active.hashes[start - 1] if start else None,
+            packed_tokens=bytes(active.packed[start * stride : end * stride]),
+            block_size_tokens=block_size,
+            adapter=request.adapter,
+            adapter_id=request.adapter_id,
+            salt=request.salt,
+            session_id=request.session_id,
+            medium=medium,
         )
 
     def _duration_s(self, batch: list[tuple[ActiveRequest, int]]) -> float:

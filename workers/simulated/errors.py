@@ -53,6 +53,13 @@ def unknown_model(name: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, message, kind="NotFoundError", param="model")
 
 
+def kv_load_failed() -> ApiError:
+    """KV$ that another engine should have held could not be had; worded as vLLM's."""
+    return ApiError(
+        HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error", kind="InternalServerError"
+    )
+
+
 def overloaded(message: str) -> ApiError:
     """The queue is full; a healthy engine says so with 503."""
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, kind="ServiceUnavailableError")

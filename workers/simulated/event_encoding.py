@@ -14,7 +14,6 @@ import msgpack
 from workers.simulated.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from workers.simulated.request import unpack_tokens
 
-MEDIUM = "GPU"
 GROUP_INDEX = 0
 CACHE_SPEC_KIND = "full_attention"
 
@@ -55,7 +54,7 @@ def _pack_event(event: KvEvent, encoding: EventEncoding) -> Iterable[bytes]:
         case BlocksStored():
             return (_pack(_stored_fields(event), encoding),)
         case BlocksRemoved():
-            before, after = _removed_shell(encoding)
+            before, after = _removed_shell(encoding, event.medium)
             pack = msgpack.Packer().pack
             return [before + pack(block_hash) + after for block_hash in event.block_hashes]
         case BlocksCleared():
@@ -69,12 +68,12 @@ def _pack(fields: Fields, encoding: EventEncoding) -> bytes:
 
 
 @cache
-def _removed_shell(encoding: EventEncoding) -> tuple[bytes, bytes]:
+def _removed_shell(encoding: EventEncoding, medium: str) -> tuple[bytes, bytes]:
     """What stands around the hash of a removal: evictions come by the hundred."""
     fields = {
         "type": "BlockRemoved",
         "block_hashes": [PLACEHOLDER_HASH],
-        "medium": MEDIUM,
+        "medium": medium,
         "group_idx": GROUP_INDEX,
     }
     before, after = _pack(fields, encoding).split(msgpack.packb(PLACEHOLDER_HASH))
@@ -89,7 +88,7 @@ def _stored_fields(event: BlocksStored) -> Fields:
         "token_ids": unpack_tokens(event.packed_tokens),
         "block_size": event.block_size_tokens,
         "lora_id": event.adapter_id,
-        "medium": MEDIUM,
+        "medium": event.medium,
         "lora_name": event.adapter,
         "extra_keys": _extra_keys(event),
         "group_idx": GROUP_INDEX,

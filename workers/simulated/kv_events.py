@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+DEVICE_MEDIUM = "GPU"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksStored:
@@ -16,6 +18,7 @@ class BlocksStored:
         adapter_id: the adapter's number, from 1; None for the base model.
         salt: the request's cache salt; part of the first block's identity.
         session_id: session the request said it belongs to.
+        medium: where they are, as vLLM calls it.
     """
 
     block_hashes: tuple[int, ...]
@@ -26,6 +29,7 @@ class BlocksStored:
     adapter_id: int | None = None
     salt: str | None = None
     session_id: str | None = None
+    medium: str = DEVICE_MEDIUM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class BlocksRemoved:
     """Blocks evicted to make room, in eviction order; the wire carries one event per hash."""
 
     block_hashes: tuple[int, ...]
+    medium: str = DEVICE_MEDIUM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Written out by hand, because a sidecar scrapes them up to 20 times a second.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from workers.simulated.engine import Engine
 
@@ -67,6 +67,8 @@ class EngineMetrics:
         self.decode = Histogram(E2E_BUCKETS_S)
         self.finished_counts = dict.fromkeys(FINISHED_REASONS, 0)
         self.rejected_count = 0
+        self.taking_count: Callable[[], int] = lambda: 0
+        """Requests whose KV$ is on its way from another engine."""
         self.lag_s = 0.0
         self.lag_max_s = 0.0
 
@@ -82,13 +84,13 @@ class EngineMetrics:
 
     def _gauges(self, engine: Engine) -> Iterator[str]:
         labels = self._labels
-        waiting = engine.waiting_count
+        waiting, deferred = engine.waiting_count, self.taking_count()
         yield "# TYPE vllm:num_requests_running gauge"
         yield f"vllm:num_requests_running{{{labels}}} {engine.running_count}.0"
         yield "# TYPE vllm:num_requests_waiting gauge"
-        yield f"vllm:num_requests_waiting{{{labels}}} {waiting}.0"
+        yield f"vllm:num_requests_waiting{{{labels}}} {waiting + deferred}.0"
         yield "# TYPE vllm:num_requests_waiting_by_reason gauge"
-        for reason, count in (("capacity", waiting), ("deferred", 0)):
+        for reason, count in (("capacity", waiting), ("deferred", deferred)):
             labelled = f'{{{labels},reason="{reason}"}}'
             yield f"vllm:num_requests_waiting_by_reason{labelled} {count}.0"
         yield "# TYPE vllm:engine_sleep_state gauge"
@@ -115,9 +117,14 @@ class EngineMetrics:
         for name, value in (
             ("prefix_cache_queries", totals.prefix_queries_tokens),
             ("prefix_cache_hits", totals.prefix_hits_tokens),
+            (
+                "external_prefix_cache_queries",
+                totals.prefix_queries_tokens - totals.prefix_hits_tokens,
+            ),
+            ("external_prefix_cache_hits", totals.tier_hits_tokens),
             ("num_preemptions", totals.preemption_count),
             ("prompt_tokens", totals.prompt_tokens),
-            ("prompt_tokens_cached", totals.prefix_hits_tokens),
+            ("prompt_tokens_cached", totals.prefix_hits_tokens + totals.tier_hits_tokens),
             ("generation_tokens", totals.generated_tokens),
         ):
             yield f"# TYPE vllm:{name}_total counter"

@@ -25,6 +25,8 @@ class Request:
         adapter_id: its number, from 1.
         salt: cache salt; another salt is another cache.
         session_id: only passed on in events.
+        keeps_blocks: its blocks stay held at its end, until `Engine.release_kept`.
+        received: its prompt was computed elsewhere; only the last token is left to compute.
     """
 
     request_id: str
@@ -35,6 +37,8 @@ class Request:
     adapter_id: int | None = None
     salt: str | None = None
     session_id: str | None = None
+    keeps_blocks: bool = False
+    received: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -97,7 +101,7 @@ class ActiveRequest:
         block_ids: blocks held, in chain order.
         hashes: of the leading full blocks; they survive a preemption.
         stored_blocks: leading blocks that are resident under their hash.
-        hit_tokens: prompt tokens found resident at first admission; None before it.
+        hit_tokens: prompt tokens resident on the device at first admission; None before it.
         preemption_count: how often it was evicted and recomputed.
     """
 

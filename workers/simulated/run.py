@@ -6,14 +6,18 @@ from pathlib import Path
 
 from workers.config import MAX_MODEL_LEN_TOKENS, ConfigError, SimulateConfig
 from workers.simulated.completions import ServedModels
-from workers.simulated.cost_model import load_profile
+from workers.simulated.cost_model import Profile, load_profile
 from workers.simulated.engine import Engine, EngineConfig
 from workers.simulated.event_encoding import EventEncoding
+from workers.simulated.kv_transfer import KvKeeper, TransferOptions
 from workers.simulated.metrics import EngineMetrics
 from workers.simulated.publisher import EventPublisher
 from workers.simulated.runtime import EngineRuntime
 from workers.simulated.server import EngineServer, serve
 from workers.simulated.text import SHIPPED_TOKENIZER, TextModel
+from workers.simulated.tier import KvTier, TierConfig
+
+TIER_MEDIUM = "CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,8 @@ def build(config: SimulateConfig) -> Parts:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             output_ids=text_model.output_ids,
-        )
+        ),
+        _tier(config, profile),
     )
     publisher = None
     if config.event_endpoint is not None:
@@ -56,9 +61,11 @@ def build(config: SimulateConfig) -> Parts:
             topic=config.event_topic,
             buffer_steps=config.event_buffer_steps,
         )
+    metrics = EngineMetrics(config.model_name)
+    keeper = _keeper(config, profile, engine) if config.kv_connector is not None else None
     runtime = EngineRuntime(
         engine=engine,
-        metrics=EngineMetrics(config.model_name),
+        metrics=metrics,
         publisher=publisher,
         encoding=EventEncoding(config.event_encoding),
         speedup=config.speedup,
@@ -70,11 +77,13 @@ def build(config: SimulateConfig) -> Parts:
         max_model_len_tokens=context_tokens,
         default_max_tokens=config.default_max_tokens,
     )
+    metrics.taking_count = lambda: keeper.taking_count if keeper is not None else 0
     server = EngineServer(
         models=models,
         text_model=text_model,
         runtime=runtime,
         publisher=publisher,
+        keeper=keeper,
         api_key=config.api_key,
     )
     return Parts(runtime=runtime, publisher=publisher, server=server)
@@ -95,6 +104,29 @@ async def run(config: SimulateConfig) -> None:
         port=config.port,
         shutdown_timeout_s=config.shutdown_timeout_s,
     )
+
+
+def _tier(config: SimulateConfig, profile: Profile) -> KvTier | None:
+    if config.tier_capacity_blocks is None:
+        return None
+    options = TierConfig(
+        capacity_blocks=config.tier_capacity_blocks,
+        tokens_per_s=config.tier_bytes_per_s / profile.kv_bytes_per_token,
+        latency_s=config.tier_latency_s,
+    )
+    return KvTier(options, medium=TIER_MEDIUM)
+
+
+def _keeper(config: SimulateConfig, profile: Profile, engine: Engine) -> KvKeeper:
+    options = TransferOptions(
+        bytes_per_s=config.kv_transfer_bytes_per_s,
+        latency_s=config.kv_transfer_latency_s,
+        bytes_per_token=profile.kv_bytes_per_token,
+        lease_s=config.kv_lease_duration_s,
+        recompute=config.kv_load_failure_policy == "recompute",
+        speedup=config.speedup,
+    )
+    return KvKeeper(options, engine.release_kept)
 
 
 def _context_tokens(config: SimulateConfig, capacity_blocks: int) -> int:

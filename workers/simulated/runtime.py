@@ -20,7 +20,7 @@ class TokenSink(Protocol):
         """Why the request ends when it runs to its end: `length` or `stop`."""
 
     def admitted(self, hit_tokens: int) -> None:
-        """The request entered the batch; `hit_tokens` of its prompt were resident."""
+        """The request entered the batch; `hit_tokens` of its prompt need no computing."""
 
     def token(self, position: int, *, last: bool) -> None:
         """One token was generated."""
@@ -77,10 +77,13 @@ class EngineRuntime:
             self.metrics.rejected_count += 1
             raise QueueFullError(f"at most {self._waiting_max} requests may wait; try again later")
 
-    def submit(self, request: Request, sink: TokenSink) -> None:
-        """Queue a request; its tokens go to `sink`."""
+    def submit(self, request: Request, sink: TokenSink, arrived_s: float | None = None) -> None:
+        """Queue a request that arrived just now, or at that monotonic time.
+
+        Its tokens go to `sink`.
+        """
         self.engine.add(request)
-        self._live[request.request_id] = _Live(sink, time.monotonic())
+        self._live[request.request_id] = _Live(sink, arrived_s or time.monotonic())
         self._work_arrived.set()
 
     def abort(self, request_id: str) -> None:
@@ -110,11 +113,11 @@ class EngineRuntime:
 
     def _note_admissions(self, step: Step) -> None:
         now_s = time.monotonic()
-        for request, hit_tokens in step.admissions:
+        for request, hit_tokens, tier_hit_tokens in step.admissions:
             live = self._live[request.request_id]
             live.admitted_s = now_s
             self.metrics.queue.observe(now_s - live.arrived_s)
-            live.sink.admitted(hit_tokens)
+            live.sink.admitted(hit_tokens + tier_hit_tokens)
 
     def _hand_out(self, output: StepOutput) -> None:
         if output.events and self._publisher is not None:

@@ -14,6 +14,7 @@ from aiohttp import web
 from workers.simulated.answer import dump_json
 from workers.simulated.completions import CompletionsApi, ServedModels
 from workers.simulated.errors import ApiError, malformed
+from workers.simulated.kv_transfer import KvKeeper
 from workers.simulated.protocol import Body, pack_ids, parse_generation
 from workers.simulated.publisher import EventPublisher
 from workers.simulated.request import unpack_tokens
@@ -54,6 +55,7 @@ class EngineServer:
         text_model: TextModel,
         runtime: EngineRuntime,
         publisher: EventPublisher | None,
+        keeper: KvKeeper | None,
         api_key: str | None,
     ) -> None:
         self._models = models
@@ -61,7 +63,10 @@ class EngineServer:
         self._runtime = runtime
         self._publisher = publisher
         self._api_key = api_key.encode() if api_key else None
-        self._completions = CompletionsApi(models=models, text_model=text_model, runtime=runtime)
+        self._keeper = keeper
+        self._completions = CompletionsApi(
+            models=models, text_model=text_model, runtime=runtime, keeper=keeper
+        )
         self._created_s = int(time.time())
 
     def app(self) -> web.Application:
@@ -84,6 +89,9 @@ class EngineServer:
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
             ]
         )
+        if self._keeper is not None:
+            app.add_routes(self._keeper.routes())
+            app.on_cleanup.append(self._keeper.close)
         return app
 
     @web.middleware

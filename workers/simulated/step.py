@@ -8,10 +8,18 @@ from workers.simulated.request import ActiveRequest, Request
 
 
 class Admission(NamedTuple):
-    """A waiting request entered the batch; `hit_tokens` of its prompt were resident."""
+    """A waiting request entered the batch.
+
+    Attributes:
+        request: which.
+        hit_tokens: of its prompt, resident on the device.
+        tier_hit_tokens: of its prompt, behind those, loaded from the tier, or computed by another
+            engine.
+    """
 
     request: Request
     hit_tokens: int
+    tier_hit_tokens: int = 0
 
 
 class Token(NamedTuple):
@@ -47,11 +55,23 @@ class StepOutput:
 
 @dataclass(slots=True, kw_only=True)
 class EngineTotals:
-    """Counters since the start; prefix figures are in tokens and count first admissions only."""
+    """Counters since the start; prefix figures are in tokens and count first admissions only.
+
+    What was loaded from a tier is in `tier_hits_tokens`, not in `prefix_hits_tokens`; `tier_load_s`
+    is the part of `busy_s` in which steps waited for loads, those of resumed requests included.
+    """
 
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
+    tier_hits_tokens: int = 0
+    tier_load_s: float = 0.0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemption_count: int = 0
     busy_s: float = 0.0
+
+    def count(self, prompt_tokens: int, hit_tokens: int, tier_hit_tokens: int) -> None:
+        """A request's first admission."""
+        self.prefix_queries_tokens += prompt_tokens
+        self.prefix_hits_tokens += hit_tokens
+        self.tier_hits_tokens += tier_hit_tokens

@@ -40,6 +40,11 @@ class StreamedAnswer(Answer):
             before, after = event.rsplit(dump_json("\0")[1:-1], 1)
             self._shells.append((before, after))
 
+    def fail(self, body: Json) -> None:
+        """End with an error; the status has been sent already."""
+        self._write(b"data: " + dump_json(body) + b"\n\n" + DONE)
+        self.done.set_result(None)
+
     def token(self, choice: Choice, position: int, *, last: bool) -> None:
         """Send one token."""
         if last or not position or not self._plain:

@@ -1,21 +1,26 @@
 """Why a request went where it went, in words and in numbers. Pure."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from router.policies.linear import SWEEP
-from router.snapshot import Candidate, Decision
+from router.snapshot import Candidate, Decision, HotClass
 
 PRODUCT: Final = "lmetric"
 """The policy whose score is (queued + new prefill tokens) x (batch size + 1)."""
 
+SESSIONS: Final = "smetric"
+"""The policy whose score is the product where a session begins or moves."""
+
 MEASURE: Final[Mapping[str, str]] = {
     PRODUCT: "(queued + new prefill tokens) × (batch size + 1)",
     "lmetric_artifact": "(queued + prompt - held tokens) × (batch size + 1), ties by slot",
+    SESSIONS: "tokens not held, ties by expected TTFT: the session stays where most of it is",
     "least_loaded": "batch size",
     "least_prefill": "queued + new prefill tokens, ties by batch size",
+    "hit_ratio_product": "(1 - hit ratio) × (batch size + 1)",
     "random": "a draw for this request",
     "round_robin": "turns still to wait",
     "power_of_two": "batch size of two drawn for this request",
@@ -30,6 +35,7 @@ MEASURE: Final[Mapping[str, str]] = {
     "llm_d_sticky": "queued + new prefill tokens, of who holds the prompt until saturated",
     "smg_cache_aware": "new prefill tokens, ties by batch size; or batch size when overloaded",
     "preble": "new prefill tokens, ties by recent requests; or seconds of recent work",
+    "decode_leg": "(batch size + 1) / free share of the KV$",
     "session_affinity": "place in the session's order, below a load ceiling",
 }
 """What each policy's score is made of."""
@@ -67,10 +73,33 @@ def explain(decision: Decision, *, held: bool = False) -> str:
     if not others:
         told.append(f"{name} was the only instance that could take the request.")
         return " ".join(told)
+    if decision.hot_class is not None and decision.hot_class.taken_out:
+        told.append(_without_holders(decision.hot_class))
     told.append(f"{name} {_standing(decision, chosen)}: {_terms(decision, chosen)}.")
     if decision.policy == PRODUCT and chosen.score < others[0].score:
         told.append(_compared(chosen, others))
     return " ".join(told)
+
+
+def hot_class_view(hot_class: HotClass | None) -> dict[str, Any] | None:
+    """A request's class as clients and operators read it."""
+    if hot_class is None:
+        return None
+    return {
+        "standing": hot_class.standing,
+        "depth_blocks": hot_class.depth_blocks,
+        "share": round(hot_class.share, 6),
+        "holders_count": len(hot_class.holders),
+    }
+
+
+def _without_holders(hot_class: HotClass) -> str:
+    count = len(hot_class.holders)
+    return (
+        f"{hot_class.share:.0%} of recent requests begin with the same {hot_class.depth_blocks:,} "
+        f"blocks, which {count} instance{'' if count == 1 else 's'} held: these were no "
+        "candidates, so that others come to hold them."
+    )
 
 
 def _standing(decision: Decision, chosen: Candidate) -> str:
@@ -89,8 +118,16 @@ def _standing(decision: Decision, chosen: Candidate) -> str:
 def _terms(decision: Decision, chosen: Candidate) -> str:
     if decision.policy == PRODUCT:
         return arithmetic(chosen)
+    if decision.policy == SESSIONS and not _stays(decision):
+        return f"{arithmetic(chosen)}, because its session begins or has to move"
     measure = MEASURE.get(decision.policy, f"as the policy {decision.policy} scores")
     return f"{_number(chosen.score)} ({measure})"
+
+
+def _stays(decision: Decision) -> bool:
+    """Whether a session's scores are tokens that are not held, and a share for ties."""
+    beyond = decision.scores - (decision.prompt_tokens - decision.snapshot.hit_tokens)
+    return bool(((beyond > 0) & (beyond < 1)).all())
 
 
 def _compared(chosen: Candidate, others: list[Candidate]) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from router.http.dashboard.explanation import MEASURE, PRODUCT, arithmetic, explain
+from router.decode_leg import DECODE_LEG
+from router.http.dashboard.explanation import MEASURE, PRODUCT, arithmetic, explain, hot_class_view
 from router.request_record import RequestRecord
 from router.snapshot import Candidate, Decision
 
@@ -103,16 +104,26 @@ def _summary(kept: _Kept) -> dict[str, Any]:
         "ttft_s": _rounded(record.ttft_s),
         "e2e_s": _rounded(record.e2e_s),
         "attempts_count": len(record.decisions),
+        "retries_count": record.retries_count,
         "degraded_cause": record.degraded_cause,
         "cached_tokens": record.cached_tokens,
-    } | _chosen(record.decisions[-1])
+        **_chosen(_telling(record.decisions)),
+        "instance_id": record.decisions[-1].instance.instance_id,
+        "prefill_instance_id": record.prefill_instance_id,
+    }
+
+
+def _telling(decisions: list[Decision]) -> Decision:
+    """The last one; of two legs the first, whose hits and queue were weighed."""
+    firsts = (one for one in reversed(decisions) if one.policy != DECODE_LEG.name)
+    return next(firsts, decisions[-1])
 
 
 def _chosen(decision: Decision) -> dict[str, Any]:
     return {
         "policy": decision.policy,
         "instance_id": decision.instance.instance_id,
-        "prompt_tokens": decision.hit_tokens + decision.new_prefill_tokens,
+        "prompt_tokens": decision.prompt_tokens,
         "hit_tokens": decision.hit_tokens,
         "in_flight_tokens": decision.in_flight_tokens,
         "new_prefill_tokens": decision.new_prefill_tokens,
@@ -120,6 +131,7 @@ def _chosen(decision: Decision) -> dict[str, Any]:
         "batch_size": decision.batch_size,
         "score": _finite(decision.score),
         "approximate": decision.approximate,
+        "hot_class": hot_class_view(decision.hot_class),
         "candidates_count": len(decision.scores),
     }
 

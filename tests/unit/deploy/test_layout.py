@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from deploy.local.config import FleetConfig
 from deploy.local.layout import FleetLayout, lay_out
 
@@ -40,6 +42,24 @@ def test_no_two_listeners_share_a_port() -> None:
     lay_out(replace(CONFIG, workers=8, routers=4), pick)
     # Redis, the shared port, four admin ports, and four ports for each worker and its sidecar.
     assert (1 + 1 + 4 + 8 * 4) == len(set(wanted)) == len(wanted)
+
+
+def test_prefill_and_decode_are_apart_on_demand() -> None:
+    """The first workers prefill; without the option nothing is said of roles or connectors."""
+    parted = replace(CONFIG, workers=3, prefill_workers=1)
+    roles = [
+        [option for option in worker.sidecar_command if option.startswith("--role")]
+        for worker in layout(parted).workers
+    ]
+    assert roles == [["--role=prefill"], ["--role=decode"], ["--role=decode"]]
+    told = [w.engine_command + w.sidecar_command for w in layout().workers]
+    assert not any("--role" in word or "--kv_connector" in word for one in told for word in one)
+
+
+def test_somebody_has_to_decode() -> None:
+    """The message names the option."""
+    with pytest.raises(ValueError, match="prefill_workers: 2 of 2"):
+        replace(CONFIG, prefill_workers=2)
 
 
 def test_journals_are_written_only_on_demand() -> None:

@@ -67,6 +67,18 @@ def test_file(tmp_path: Path) -> None:
         (["--engines_file", "f", "--checkpoint_path", "d"], "checkpoint_path"),
         (["--approximate", "true", "--event_endpoint", "tcp://h:1"], "event_endpoint"),
         (["--prefill_tokens_per_s", "0"], "prefill_tokens_per_s"),
+        (["--tier_tokens_per_s", "1000"], "tier_media"),
+        (["--tier_media", '["CPU"]'], "tier_tokens_per_s"),
+        (["--tier_media", '["GPU"]', "--tier_tokens_per_s", "1000"], "tier_media"),
+        (["--tier_media", '["CPU"]', "--tier_tokens_per_s", "0.5"], "tier_tokens_per_s"),
+        (
+            ["--tier_media", '["CPU"]', "--tier_tokens_per_s", "9", "--tier_latency_s", "1e9"],
+            "tier_latency_s",
+        ),
+        (
+            ["--tier_media", '["CPU"]', "--tier_tokens_per_s", "9", "--approximate", "true"],
+            "tier_media",
+        ),
         (["--prefill_tokens_per_s", "inf"], "prefill_tokens_per_s"),
         (["--prefill_tokens_per_s", "1e-9"], "prefill_tokens_per_s"),
         (["--redis_url", "redis://h:70000"], "error: redis_url: Port out of range"),

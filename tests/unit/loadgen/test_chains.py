@@ -35,10 +35,27 @@ def test_equal_trace_blocks_become_equal_blocks_and_answers_nobodys() -> None:
     rows = [make_row((70, 90), 16, 9), make_row((70, 90), 13), make_row((90, 90), 16, 9)]
     requests = chain_requests(rows, block_size_tokens=4)
     assert [request.blocks.tolist() for request in requests] == [
-        [0, 1, 2, 3, 8, 9],
+        [0, 1, 2, 3, 10, 11],
         [0, 1, 2],
-        [4, 5, 6, 7, 10, 11],
+        [4, 5, 6, 7, 8, 9],
     ]
+
+
+def test_an_answer_that_a_later_prompt_continues_is_in_that_prompt() -> None:
+    """The engine that gave it then holds it; of two continuations the first decides.
+
+    A row that does not begin with the earlier prompt continues nothing.
+    """
+    first = make_row((1, 2), 12, 9)  # a half filled block, whose id changes when it is filled
+    second, branch, other = make_row((1, 3, 4), 24), make_row((1, 5, 6), 24), make_row((7,), 8)
+    requests = chain_requests(
+        [first, second, branch, other], block_size_tokens=4, previous=[None, 0, 0, 0]
+    )
+    asked, continued, branched, apart = (request.blocks.tolist() for request in requests)
+    assert asked == continued[: (12 + 9 - 1) // 4]
+    assert asked[:2] == branched[:2]
+    assert not set(asked[2:]) & set(branched)
+    assert not set(asked) & set(apart)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +95,7 @@ def test_a_driven_engine_ends_each_request_once_and_in_time() -> None:
         SpanEngine(config),
         at,
         admitted=lambda those, now_s: seen.extend(
-            ("admitted", request.request_id, now_s) for request, _ in those
+            ("admitted", request.request_id, now_s) for request, *_ in those
         ),
         reached=lambda those, now_s: seen.extend(
             ("first" if first else "last", request.request_id, now_s) for request, first, _ in those

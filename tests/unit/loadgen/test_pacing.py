@@ -73,6 +73,23 @@ def test_rescaling_moves_sessions_and_keeps_what_is_within(make_row: MakeRow) ->
     ]
 
 
+def test_an_early_answer_does_not_bring_a_turn_forward() -> None:
+    """A turn with a time of its own comes then, or when the answer before it has ended."""
+    pacer = Pacer(
+        [
+            Step(parent=None, after_s=0.0),
+            Step(parent=0, after_s=0.0, not_before_s=5.0),
+            Step(parent=1, after_s=0.0, not_before_s=6.0),
+        ]
+    )
+    assert pacer.take(0.0) == [0]
+    pacer.answered(0, 1.0)
+    assert pacer.next_due_s == 5.0
+    assert pacer.take(5.0) == [1]
+    pacer.answered(1, 9.0)
+    assert pacer.next_due_s == 9.0
+
+
 def test_sessions_that_all_begin_at_once_have_no_rate(make_row: MakeRow) -> None:
     """The message names the setting."""
     rows = [make_row(1, session_id="a"), make_row(2, session_id="b")]

@@ -47,6 +47,10 @@ def test_tokenizers_are_a_map() -> None:
         (["--ejection_lease_s", "90"], "ejection_lease_s"),
         (["--log_level", "loud"], "log_level"),
         (["--in_flight_bytes_max", "10"], "in_flight_bytes_max"),
+        (
+            ["--detect_hot_prefixes", "true", "--share_reservations", "false"],
+            "detect_hot_prefixes",
+        ),
     ],
 )
 def test_a_wrong_value_ends_the_start(

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from builders import make_snapshot
 from prometheus_client import REGISTRY
@@ -102,6 +103,22 @@ def test_a_verdict_is_exact_to_the_token(actual: int, verdict: str) -> None:
     assert proof.settle(decision(), actual) == verdict
     assert series("predictions_total", **labels, result=verdict) == before + 1
     assert series("cached_tokens_actual_total", **labels) == cached + actual
+
+
+@pytest.mark.parametrize(
+    ("actual", "verdict", "told"),
+    [(48, "exact", 0), (64, "exact", 0), (80, "exact", 0), (32, "over", 1), (96, "under", 1)],
+)
+def test_what_is_loaded_from_a_tier_may_be_cached_in_part(
+    actual: int, verdict: str, told: int
+) -> None:
+    """Of 48 hit tokens and 32 to be loaded: the engine may count any of these, and no others."""
+    made = decision()
+    columns = {"tier_tokens": np.array([32]), "tier_cost_tokens": np.array([4])}
+    seen = replace(made.snapshot, **columns, new_prefill_tokens=np.array([100 - 80 + 4]))
+    proof = Proof()
+    assert proof.settle(replace(made, snapshot=seen), actual) == verdict
+    assert len(proof.told.notices) == told
 
 
 @pytest.mark.parametrize(

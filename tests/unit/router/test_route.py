@@ -8,7 +8,7 @@ from route_parts import IDS, FakeParts, failure, make_call
 from waiting import until_equal
 
 from indexer.contract import block_hash
-from router.dispatch import DispatchBounds
+from router.course import DispatchBounds
 from router.errors import (
     DegradedCause,
     DropReason,
@@ -21,8 +21,9 @@ from router.errors import (
     UpstreamCause,
     UpstreamFailed,
 )
+from router.prefill_costs import PrefillCosts
 from router.request_record import RequestRecord
-from router.requests.api_call import OpaquePrompt, TextPrompt, TokenPrompt
+from router.requests.api_call import Cost, OpaquePrompt, TextPrompt, TokenPrompt
 from router.telemetry import DEGRADED
 
 
@@ -44,6 +45,28 @@ async def test_log_probabilities_of_the_prompt_hit_nothing() -> None:
     parts = FakeParts(call=make_call(reads_prefixes=False))
     await parts.routed()
     assert parts.lookups == [b""]
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({}, 1),
+        ({"cost": Cost.NONE}, 0),  # the stream of a stored answer begins when there is news
+        ({"names_response": "resp_0", "reads_prefixes": False}, 0),  # longer than is known
+    ],
+)
+async def test_a_first_byte_tells_what_a_known_prompt_costs(
+    changes: dict[str, Any], seen: int
+) -> None:
+    """And says nothing where there is no prompt, or more of it in the engine."""
+    costs, told = PrefillCosts(), list[float]()
+    costs.seen = lambda *_, seconds, **__: told.append(seconds)  # type: ignore[method-assign]
+    parts, record = (
+        FakeParts(call=make_call(**changes)),
+        RequestRecord(request_id="r", accepted_s=0),
+    )
+    await parts.router(prefill_costs=costs).route(parts, record)
+    assert len(told) == seen
 
 
 async def test_salt_and_adapter_are_in_the_root() -> None:

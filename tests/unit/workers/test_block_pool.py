@@ -55,3 +55,15 @@ def test_copies_take_over_in_the_order_they_were_stored() -> None:
         pool.release([block_id])
         pool.allocate(1)
     assert pool.match([HASH], 1) == [second]
+
+
+def test_a_block_that_was_not_full_goes_before_all_others() -> None:
+    """As in vLLM, content is evicted only when no empty block is left."""
+    pool = BlockPool(3)
+    old, new, partial = pool.allocate(3)
+    pool.store([old], [1])
+    pool.store([new], [2])
+    pool.release([old])
+    pool.release([new, partial])
+    assert pool.allocate(1) == [partial]
+    assert (pool.events, pool.match([1], 1)) == ([], [old])

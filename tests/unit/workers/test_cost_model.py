@@ -1,11 +1,13 @@
 """Profiles: coefficients follow from their stated inputs, and step times behave."""
 
+import json
 import tomllib
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
+from tests.benchmarks.cost_model_bench import SOURCES, a100_rows, h20_rows
 from workers.simulated.cost_model import CostModel, ProfileError, load_profile, profile_names
 
 DENSE = CostModel(
@@ -73,6 +75,13 @@ def test_h20_prefill_rate_is_the_measured_one() -> None:
     cost = load_profile("h20-qwen3-30b-a3b").cost
     step_s = cost.step_s(tokens=4096, prefill_pairs=4096 * 4097 / 2, decode_context_tokens=0)
     assert 4096 / step_s == pytest.approx(16_594, rel=0.05)
+
+
+def test_published_figures_are_met_within_a_third() -> None:
+    """What docs/cost_model.md says of either profile: a third on the H20, a fifth on the A100."""
+    sources = json.loads(SOURCES.read_text(encoding="utf-8"))
+    assert max(abs(row.difference) for row in h20_rows(sources)) < 1 / 3
+    assert max(abs(row.difference) for row in a100_rows(sources)) < 1 / 5
 
 
 def test_few_tokens_cost_the_weights_and_many_their_arithmetic() -> None:

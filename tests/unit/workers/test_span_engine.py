@@ -105,7 +105,7 @@ def test_a_block_filled_while_decoding_admits_who_waits_for_it() -> None:
     while (now_s := engine.ends_s) is not None:
         engine.finish()
         span = engine.start(now_s)
-        admitted += [(r.request_id, hit, now_s) for r, hit in (span.admissions if span else [])]
+        admitted += [(r.request_id, hit, now_s) for r, hit, _ in (span.admissions if span else [])]
     assert admitted == [("b", 8, 4.0)]
 
 

@@ -101,10 +101,17 @@ class BlockColumns:
         self._publish(block_ids, identities)
 
     def release(self, chain: BlockIds) -> None:
-        """Drop one reference of each block of a chain, tail first, so that its tail goes first."""
+        """Drop one reference of each block of a chain, tail first, so that its tail goes first.
+
+        Its last block may not be full yet and is then nobody's loss: it goes before all others.
+        """
         references = self._references.take(chain) - 1
         self._references[chain] = references
-        self.order.release(chain[::-1][references[::-1] == 0])
+        freed = chain[::-1][references[::-1] == 0]
+        if len(freed) and self._identity[freed[0]] == EMPTY:
+            self.order.release_empty(int(freed[0]))
+            freed = freed[1:]
+        self.order.release(freed)
 
     def _publish(self, block_ids: BlockIds, identities: Identities) -> None:
         first = self._first

@@ -34,6 +34,7 @@ from workers.simulated.fast.span import (
     decode_ends_s,
     mixed_step_s,
 )
+from workers.simulated.fast.tier import TierColumns
 from workers.simulated.step import EngineTotals
 
 
@@ -46,9 +47,18 @@ class SpanEngine:
         pool: its blocks, as of the steps that `changes` or `finish` has seen the end of.
     """
 
-    def __init__(self, config: EngineConfig, order: EvictionOrder | None = None) -> None:
-        """An empty engine that evicts in this order; None: least recently freed first."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        order: EvictionOrder | None = None,
+        tier: TierColumns | None = None,
+    ) -> None:
+        """An empty engine that evicts in this order; None: least recently freed first.
+
+        Engines that are given one tier share it.
+        """
         self.config = config
+        self.tier = tier
         self.totals = EngineTotals()
         blocks = config.capacity_blocks
         self.pool = BlockColumns(blocks, order or LeastRecentlyFreed(blocks))
@@ -99,7 +109,10 @@ class SpanEngine:
                 f"{block_size} tokens"
             )
         if len(request.blocks):
-            self.pool.learn(int(request.blocks.max()) + 1)
+            identities_count = int(request.blocks.max()) + 1
+            self.pool.learn(identities_count)
+            if self.tier is not None:
+                self.tier.learn(identities_count)
         # Behind another one that waits, or before a full batch, it changes nothing now.
         if self._span and not self._waiting and self._has_room():
             self._span.cut(now_s)
@@ -144,6 +157,9 @@ class SpanEngine:
             self.totals.generated_tokens += 1
             if first:
                 self.totals.prompt_tokens += request.prompt_tokens
+                if self.tier is not None:
+                    full = request.prompt_tokens // self.config.block_size_tokens
+                    self.tier.write(request.blocks[:full])
             if first or last:
                 reached.append(Reached(request, first=first, last=last))
             if last:
@@ -207,11 +223,14 @@ class SpanEngine:
         if self._tail is not None:
             budget, tail_preempted = self._schedule_tail(self._tail, budget, batch, changes)
             preempted = preempted or tail_preempted
-        admissions = [] if preempted else self._schedule_waiting(budget, batch, changes)
+        admissions: list[ChainAdmission] = []
+        load_s = 0.0
+        if not preempted:
+            admissions, load_s = self._schedule_waiting(budget, batch, changes)
         if not batch:
             steps = 1 if preempted or self._head_may_hit_more() else self._steps_from_second()
             return self._decode_span(now_s, steps, changes)
-        end_s = now_s + mixed_step_s(self.config.cost, decoders, batch)
+        end_s = now_s + (mixed_step_s(self.config.cost, decoders, batch) + load_s)
         return Span(
             start_s=now_s,
             ends_s=np.array([end_s]),
@@ -286,16 +305,22 @@ class SpanEngine:
 
     def _schedule_waiting(
         self, budget: int, batch: list[tuple[ActiveChain, int]], changes: list[Identities]
-    ) -> list[ChainAdmission]:
-        """Admit waiting requests in order while budget, sequence limit and blocks allow."""
-        config, pool, waiting = self.config, self.pool, self._waiting
+    ) -> tuple[list[ChainAdmission], float]:
+        """Admit waiting requests in order while budget, sequence limit and blocks allow.
+
+        Returns:
+            those admitted for the first time, and how long all that were admitted load, in seconds.
+        """
+        config, pool, tier, waiting = self.config, self.pool, self.tier, self._waiting
         block_size = config.block_size_tokens
         places = config.max_num_seqs - len(self._decoders) - len(batch)
-        admissions = []
+        admissions: list[ChainAdmission] = []
+        load_s = 0.0
         while waiting and budget and places > 0:
             active = waiting[0]
             # The last token is always recomputed: its logits are needed.
-            hit = pool.match(active.request.blocks[: (active.token_count - 1) // block_size])
+            usable = active.request.blocks[: (active.token_count - 1) // block_size]
+            hit = pool.match(usable)
             idle = pool.idle(hit)
             lacking = -(-active.token_count // block_size) - len(hit)
             if lacking + len(idle) > pool.free_count:
@@ -306,18 +331,22 @@ class SpanEngine:
             self._next_rank += 1
             pool.hold(hit, idle)
             active.begin(hit, len(hit) + lacking)
-            start = active.computed_tokens = len(hit) * block_size
+            loaded = 0 if tier is None else tier.match(usable[len(hit) :])
+            if tier is not None and loaded:
+                load_s += tier.config.load_s(loaded * block_size)
+            start = active.computed_tokens = (len(hit) + loaded) * block_size
             count = min(active.token_count - start, budget)
             extend(pool, active, start + count, block_size, changes)
             if active.hit_tokens is None:
-                active.hit_tokens = start
-                self.totals.prefix_queries_tokens += active.token_count
-                self.totals.prefix_hits_tokens += start
-                admissions.append(ChainAdmission(active.request, start))
+                active.hit_tokens = len(hit) * block_size
+                admission = ChainAdmission(active.request, active.hit_tokens, loaded * block_size)
+                self.totals.count(active.token_count, *admission[1:])
+                admissions.append(admission)
             batch.append((active, count))
             budget -= count
             places -= 1
-        return admissions
+        self.totals.tier_load_s += load_s
+        return admissions, load_s
 
     def _preempt(self, active: ActiveChain) -> None:
         """The youngest, already out of the decoding ones, gives its blocks back and waits."""

@@ -28,7 +28,11 @@ class EvictionOrder(Protocol):
         ...
 
     def release(self, block_ids: BlockIds) -> None:
-        """Distinct blocks became free; of a chain, the tail comes first."""
+        """Distinct resident blocks became free; of a chain, the tail comes first."""
+        ...
+
+    def release_empty(self, block_id: int) -> None:
+        """A block without content became free: it goes before all others."""
         ...
 
     def revive(self, block_ids: BlockIds) -> None:
@@ -41,7 +45,7 @@ class EvictionOrder(Protocol):
 
 
 class LeastRecentlyFreed:
-    """The block freed longest ago goes first, as in vLLM's free-block queue.
+    """Empty blocks, then the block freed longest ago, as in vLLM's free-block queue.
 
     A queue of segments, each the blocks of one release under its stamp. A revived block stays in
     its segment and only loses its stamp, so that whoever comes to it passes over it; all places of
@@ -53,6 +57,7 @@ class LeastRecentlyFreed:
         self._stamps = np.zeros(capacity_blocks, np.int32)  # of the last release; -1: revived
         self._segments = deque([(0, np.arange(capacity_blocks))])
         self._position = 0  # in the first segment
+        self._empty: list[int] = []  # freed without content, the next to go last
         self._entries = self._count = capacity_blocks
         self._entries_max = _ENTRIES_PER_BLOCK_MAX * capacity_blocks
         self._next_stamp = 1
@@ -61,7 +66,7 @@ class LeastRecentlyFreed:
         return self._count
 
     def release(self, block_ids: BlockIds) -> None:
-        """Blocks became free, the one to evict first coming first. The array is kept."""
+        """Resident blocks became free, the one to evict first coming first. The array is kept."""
         if not len(block_ids):
             return
         stamp = self._next_stamp
@@ -73,16 +78,25 @@ class LeastRecentlyFreed:
         if self._entries > self._entries_max:
             self._compact()
 
+    def release_empty(self, block_id: int) -> None:
+        """A block without content became free: the next to go."""
+        self._empty.append(block_id)
+        self._count += 1
+
     def revive(self, block_ids: BlockIds) -> None:
-        """Free blocks are in use again."""
+        """Free resident blocks are in use again."""
         self._stamps[block_ids] = -1
         self._count -= len(block_ids)
 
     def take(self, count: int) -> BlockIds:
-        """The blocks freed longest ago, in order."""
+        """Those without content, then those freed longest ago, in order."""
         assert 0 < count <= self._count, (count, self._count)
         self._count -= count
         parts = []
+        if self._empty:
+            parts.append(np.array(self._empty[-count:][::-1]))
+            del self._empty[-count:]
+            count -= len(parts[0])
         while count:
             stamp, block_ids = self._segments[0]
             position = self._position
@@ -119,4 +133,4 @@ class LeastRecentlyFreed:
                 kept.append((stamp, ids))
         self._segments = kept
         self._entries = sum(len(ids) for _, ids in kept)
-        assert self._entries == self._count, (self._entries, self._count)
+        assert self._entries + len(self._empty) == self._count, (self._entries, self._count)

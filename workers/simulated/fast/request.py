@@ -50,7 +50,7 @@ class ActiveChain:
         stored_blocks: leading blocks that are resident under their identity; not while it decodes.
         grown: while it decodes, the further blocks; the last one is being filled, or is full.
         unstored: while it decodes, identities of the blocks not yet full, the next one last.
-        hit_tokens: prompt tokens found resident at first admission; None before it.
+        hit_tokens: prompt tokens resident on the device at first admission; None before it.
     """
 
     __slots__ = (

@@ -15,10 +15,17 @@ Times = npt.NDArray[np.float64]
 
 
 class ChainAdmission(NamedTuple):
-    """A waiting request entered the batch; `hit_tokens` of its prompt were resident."""
+    """A waiting request entered the batch.
+
+    Attributes:
+        request: which.
+        hit_tokens: of its prompt, resident on the device.
+        tier_hit_tokens: of its prompt, behind those, loaded from the tier.
+    """
 
     request: ChainRequest
     hit_tokens: int
+    tier_hit_tokens: int = 0
 
 
 class Reached(NamedTuple):

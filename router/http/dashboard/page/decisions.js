@@ -6,6 +6,7 @@ const COLUMNS = [
   ["Time"], ["Request"], ["Instance"], ["Prompt", "number wide"], ["Hit", "number"],
   ["Score", "number"], ["Outcome", "wide"], ["First token", "number wide"],
 ];
+const DECODE_LEG = "decode_leg";
 const GOOD = new Set(["completed", "running"]);
 
 const keyOf = (one) => `${one.router_id}/${one.sequence}`;
@@ -76,7 +77,7 @@ export class DecisionList {
 }
 
 function outcome(one) {
-  const retried = one.attempts_count > 1 ? `, ${plural(one.attempts_count - 1, "retry").replace("retrys", "retries")}` : "";
+  const retried = one.retries_count ? `, ${plural(one.retries_count, "retry").replace("retrys", "retries")}` : "";
   const degraded = one.degraded_cause ? ", degraded" : "";
   const word = one.outcome === "completed" && one.status >= 400 ? `answered ${one.status}` : one.outcome;
   return `${word}${retried}${degraded}`;
@@ -84,7 +85,7 @@ function outcome(one) {
 
 function kindOf(one) {
   if (!GOOD.has(one.outcome) || one.status >= 400) return "bad";
-  return one.degraded_cause || one.attempts_count > 1 ? "warn" : null;
+  return one.degraded_cause || one.retries_count ? "warn" : null;
 }
 
 export function showDetail(parent, one, close) {
@@ -114,7 +115,7 @@ function attemptOf(attempt, place) {
   attempt.candidates.forEach((one, index) => body.append(candidateOf(one, index === 0, most)));
   const more = attempt.candidates_count - attempt.candidates.length;
   return el("div", { class: "attempt" },
-    place ? el("h3", {}, `Attempt ${place}`) : null,
+    place ? el("h3", {}, `Attempt ${place}${attempt.policy === DECODE_LEG ? ", decode leg" : ""}`) : null,
     el("p", { class: "why" }, attempt.explanation),
     node,
     more > 0 ? el("p", { class: "quiet" }, `and ${plural(more, "costlier instance")}`) : null);
@@ -149,6 +150,7 @@ function factsOf(one) {
     ["Decided", `${new Date(one.at_s * 1000).toISOString().replace("T", " ").slice(0, 23)} UTC`],
     ["Counters' age", Number.isFinite(last.snapshot_age_s) ? seconds(last.snapshot_age_s) : null],
     ["Path", one.endpoint],
+    ["Prefilled by", one.prefill_instance_id ? shortName(one.prefill_instance_id) : null],
   ];
   return el("dl", { class: "facts" },
     ...facts.filter(([, value]) => value).flatMap(([label, value]) => [el("dt", {}, label), el("dd", {}, String(value))]));

@@ -97,7 +97,8 @@ function makeInstance(one) {
 function aside(one) {
   const rank = Number.isInteger(one.data_parallel_rank) ? `rank ${one.data_parallel_rank}` : null;
   const version = one.engine_version ? `engine ${one.engine_version}` : null;
-  return [rank, version, one.adapters?.length ? plural(one.adapters.length, "adapter") : null]
+  const role = one.role === "both" ? null : one.role;
+  return [role, rank, version, one.adapters?.length ? plural(one.adapters.length, "adapter") : null]
     .filter(Boolean).join(" · ");
 }
 

@@ -1,10 +1,13 @@
 """What a person is told who asks why a request went where it went."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builders import make_snapshot
 
 from router.decide import decide
+from router.decode_leg import DECODE_LEG
 from router.http.dashboard.explanation import MEASURE, arithmetic, explain
 from router.policies import POLICIES
 from router.snapshot import Decision, RequestView
@@ -21,7 +24,20 @@ def decided(policy: str = "lmetric", **columns: list[int]) -> Decision:
 
 def test_every_policy_has_its_measure_in_words() -> None:
     """Whoever adds a policy says what its score is made of."""
-    assert set(MEASURE) == set(POLICIES)
+    assert set(MEASURE) == {*POLICIES, DECODE_LEG.name}
+
+
+def test_a_session_is_said_to_stay_or_to_begin() -> None:
+    """By which of both rules, in the terms of that one."""
+    columns = {"hit_tokens": [800, 0], "batch_size": [2, 1]}
+    first = explain(decided("smetric", **columns))
+    assert first == (
+        f"{LOWEST} of 2 instances: (0 + 200) × (2 + 1) = 600, because its session begins or has "
+        "to move."
+    )
+    follow_up = replace(VIEW, turn=1, history_tokens=800)
+    stays = explain(decide(POLICIES["smetric"], follow_up, make_snapshot(1000, **columns)))
+    assert stays == f"{LOWEST} of 2 instances: 200.01 ({MEASURE['smetric']})."
 
 
 def test_who_holds_what_is_named_needs_no_score() -> None:

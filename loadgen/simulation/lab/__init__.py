@@ -1,0 +1,1 @@
+"""The policy lab: policies, workloads, loads and fleets in virtual time."""

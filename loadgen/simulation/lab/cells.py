@@ -1,0 +1,114 @@
+"""One cell of a scenario: a workload at a rate, a fleet, a policy, a seed. Deterministic."""
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+from loadgen.metrics import Slo
+from loadgen.simulation.instances import BLOCK_SIZE_TOKENS
+from loadgen.simulation.lab.demand import Demand, demanded
+from loadgen.simulation.lab.figures import RunFigures, RunKey, Window, figures
+from loadgen.simulation.lab.fleet import LabFleet, LabSpec
+from loadgen.simulation.lab.scenario import Fleet, Traces, WorkloadSpec
+from loadgen.simulation.lab.workloads import at_rate, base_rows
+from loadgen.trace_row import TraceRow
+from router.policies import policy_by_name
+from workers.simulated.tier import TierConfig
+
+_DEMANDS_KEPT = 2
+"""Cells of one workload and rate come one after the other; a demand may be hundreds of MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is run.
+
+    Attributes:
+        load: the rate over the workload's capacity.
+        rate: requests per second.
+    """
+
+    workload: WorkloadSpec
+    traces: Traces
+    fleet: Fleet
+    policy: str
+    load: float
+    rate: float
+    seed: int
+
+    @property
+    def key(self) -> RunKey:
+        """Its name in the results."""
+        return RunKey(
+            workload=self.workload.name,
+            load=self.load,
+            policy=self.policy,
+            instances=self.fleet.instances,
+            routers=self.fleet.routers,
+            staleness_s=self.fleet.staleness_s,
+            seed=self.seed,
+            variant=self.fleet.variant,
+        )
+
+
+def measure(cell: Cell) -> RunFigures:
+    """Run a cell.
+
+    Raises:
+        LoadgenError: the workload cannot be made.
+    """
+    demand = _demand(_Wanted(cell.workload, cell.traces, cell.seed), cell.rate)
+    began_s = time.process_time()
+    fleet = cell.fleet
+    spec = LabSpec(
+        instances=fleet.instances,
+        routers=fleet.routers,
+        staleness_s=fleet.staleness_s,
+        detects_hot_prefixes=fleet.detects_hot_prefixes,
+        profile=fleet.profile,
+        max_num_seqs=fleet.max_num_seqs,
+        max_num_batched_tokens=fleet.max_num_batched_tokens,
+        capacity_blocks=fleet.capacity_blocks,
+        tier=None if fleet.tier is None else TierConfig(**fleet.tier.model_dump()),
+    )
+    run = LabFleet(spec, policy_by_name(cell.policy), demand, seed=cell.seed).play()
+    starts_s = demand.root_arrivals_s
+    from_s = starts_s[int(cell.workload.warm_up_ratio * (len(starts_s) - 1))]
+    return figures(
+        cell.key,
+        run.requests,
+        run.busy,
+        Window(from_s=from_s, to_s=starts_s[-1] + 1e-9),
+        slo=Slo(tpot_s=cell.workload.tpot_slo_s),
+        offered_rps=cell.rate,
+        cpu_s=time.process_time() - began_s,
+        virtual_s=run.virtual_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Rows of a workload, as a key: specs with tables in them have no hash of their own."""
+
+    workload: WorkloadSpec
+    traces: Traces
+    seed: int
+
+    def __hash__(self) -> int:
+        return hash((self.workload.name, self.traces.folder, self.seed))
+
+
+@lru_cache(maxsize=_DEMANDS_KEPT)
+def _rows(wanted: _Wanted) -> tuple[TraceRow, ...]:
+    workload = wanted.workload
+    count = workload.requests_max
+    return base_rows(workload, wanted.traces, requests_count=count, seed=wanted.seed)
+
+
+@lru_cache(maxsize=_DEMANDS_KEPT)
+def _demand(wanted: _Wanted, rate: float) -> Demand:
+    workload = wanted.workload
+    rows = _rows(wanted)[: workload.requests_count(rate)]
+    return demanded(
+        at_rate(rows, workload, rate), pace=workload.pace, block_size_tokens=BLOCK_SIZE_TOKENS
+    )
