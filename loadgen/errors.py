@@ -1,5 +1,7 @@
 """Errors a person who runs the load generator can act on; the message says what to change."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 
@@ -22,6 +24,10 @@ class TraceError(LoadgenError):
         self.path = path
         self.reason = reason
         self.line_number = line_number
+
+    def __reduce__(self) -> tuple[Callable[[], "TraceError"], tuple[()]]:
+        """A pool of processes pickles what its workers raise; what it cannot read breaks it."""
+        return partial(type(self), self.path, self.reason, line_number=self.line_number), ()
 
 
 class SliceError(LoadgenError):

@@ -67,15 +67,24 @@ class Chooser:
             IndexUnavailable: and there is none.
         """
         try:
-            sighting = await self._index.look(served, hashes, milestones, prefixes)
+            return await self._index.look(served, hashes, milestones, prefixes)
         except IndexUnavailable as error:  # the last known fleet will do, if there is one
             sighting = self._index.last_sighting(served)
             degrade(record, error.cause)
             return replace(sighting, degraded_cause=error.cause)
-        if sighting.tier_depth_blocks is None:
-            return sighting
-        cost = self._prefill_costs.of(served.fleet.model_scope)  # what a load is weighed against
-        return replace(sighting, prefill_cost=cost)
+
+    def eligible(
+        self, sighting: Sighting, prompt_tokens: int, *, approximate: bool
+    ) -> FleetSnapshot:
+        """See `eligible_snapshot`; with what prefill costs there, as far as that is known.
+
+        Raises:
+            NoEligibleInstance: nobody is.
+        """
+        cost = self._prefill_costs.of(sighting.fleet.model_scope)
+        return eligible_snapshot(
+            sighting, prompt_tokens, approximate=approximate, prefill_cost=cost
+        )
 
     def candidates(self, eligible: FleetSnapshot, leg: Leg, call: ApiCall) -> FleetSnapshot:
         """Those of the eligible who may be chosen for this leg, and have not failed lately.
@@ -89,7 +98,7 @@ class Chooser:
 
     def spared(self, eligible: FleetSnapshot) -> FleetSnapshot:
         """Those of the eligible who have not failed lately, whatever they are for."""
-        return self._prefill_costs.priced(self._ejections.spared(eligible))
+        return self._ejections.spared(eligible)
 
     async def decode_leg(
         self, question: Question, handover: Handover, record: RequestRecord
@@ -105,7 +114,8 @@ class Chooser:
         )
         if handover.params is not None:
             end = replace(question.prefill_end, hashes=b"", hashed_tokens=0, prompt_tokens=1)
-            decoding = replace(decoding, milestones=None, prefill_end=end)  # nothing to compute
+            # Nothing to compute, so nobody has to hold anything.
+            decoding = replace(decoding, hashes=b"", milestones=None, prefill_end=end)
         snapshot = await self._look_again(decoding, record)
         record.lap(Stage.LOOK)
         return replace(decoding, snapshot=snapshot)
@@ -118,7 +128,8 @@ class Chooser:
         record: RequestRecord,
     ) -> tuple[Decision, Booking]:
         """Steps 6 and 7, noted, and with somebody to say when the prefill has ended."""
-        detection = None if failed else question.detection  # a retry takes whom it can get
+        # A retry takes whom it can get, and is the same request, counted already.
+        detection = None if record.decisions else question.detection
         decision, booking = await self._reserve(question, snapshot, failed, record, detection)
         leg = leg_at(question.leg, decision)
         record.note(decision, leg)
@@ -163,7 +174,7 @@ class Chooser:
     async def _look_again(self, question: Question, record: RequestRecord) -> FleetSnapshot:
         """Who may be chosen by now."""
         sighting = await self.look(question.served, question.hashes, question.milestones, record)
-        eligible = eligible_snapshot(
+        eligible = self.eligible(
             sighting, question.view.prompt_tokens, approximate=question.snapshot.approximate
         )
         snapshot = self.candidates(eligible, question.leg, question.call)

@@ -47,9 +47,9 @@ class RouterConfig(DoorOptions):
         process_restarts: how many have died in its place before; likewise
         policy: how instances are chosen: lmetric; smetric, for agents; or, to compare with them,
             lmetric_artifact, random, round_robin, power_of_two, least_loaded, vllm_v1,
-            least_prefill, hit_ratio_product, max_hit, max_hit_bounded, linear_10 (30, 50, 70, 90),
-            bailian, aibrix, dynamo, llm_d_scorers, llm_d_sticky, smg_cache_aware, preble,
-            session_affinity
+            least_prefill, hit_ratio_product, caused_delay, max_hit, max_hit_bounded, linear_10
+            (30, 50, 70, 90), bailian, aibrix, dynamo, llm_d_scorers, llm_d_sticky,
+            smg_cache_aware, preble, session_affinity
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
         in_flight_credit: count prefixes that requests in prefill are about to compute, so that a
             burst of equal new prompts is not scattered

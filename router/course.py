@@ -1,7 +1,7 @@
 """What has been tried for one request, and what comes next. Pure but for what it remembers."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from indexer.contract.identifiers import InstanceId
@@ -117,14 +117,21 @@ class Course:
         return refused(self._pushbacks_left) | lost
 
     def decodes(self, decoding: Question) -> None:
-        """The prefill leg has its answer; this is the next leg."""
+        """The prefill leg has its answer; this is the next leg, if anybody is left for it."""
         self.leg = decoding
+        if not self._has_candidates():
+            self.answers_whole()
+
+    def answers_whole(self) -> None:
+        """Nobody is left who decodes: one of those who prefill does all of it."""
+        self.leg = self.first = replace(self.first, leg=Leg.WHOLE)
 
     def failed_at(self, attempt: Attempt, error: UpstreamFailed, now_s: float) -> bool:
         """An attempt failed; whether there is another one to make.
 
         Behind a failed decode leg what the prefill leg holds is used again where no engine can have
-        begun to take it and it is certainly still there; else the request begins anew.
+        begun to take it and it is certainly still there; else the request begins anew. Where nobody
+        else decodes it begins anew as a whole.
         """
         if self._retries_left == 0 or not (error.retryable or self.goes_on):
             return False
@@ -136,12 +143,11 @@ class Course:
             self._avoid(handover.instance_id)  # which is missing, not the one that said so
             return self._has_candidates()
         self.failed.add(attempt.decision.instance.instance_id)
-        if not self._has_candidates():
-            return False
-        if handover is None or handover.params is None:
-            return True
-        if error.cause not in UNTOUCHED or now_s - handover.given_s > self._kept_s:
-            self.leg = self.first
+        if handover is not None and not self._has_candidates():
+            self.answers_whole()
+        elif handover is not None and handover.params is not None:
+            held = error.cause in UNTOUCHED and now_s - handover.given_s <= self._kept_s
+            self.leg = self.leg if held else self.first
         return self._has_candidates()
 
     def _avoid(self, instance_id: InstanceId) -> None:

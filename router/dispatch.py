@@ -18,7 +18,7 @@ from router.attempt import (
 )
 from router.choosing import Chooser
 from router.course import Course, DispatchBounds
-from router.errors import UpstreamCause, UpstreamFailed
+from router.errors import NoEligibleInstance, UpstreamCause, UpstreamFailed
 from router.exchange import Exchange
 from router.index.held_responses import HeldResponses
 from router.instances.answer import Answer
@@ -120,7 +120,10 @@ class Dispatcher:
                 tell_ended(leg.policy, leg.view, decision)
             if handover is None:
                 return
-            course.decodes(await self._chooser.decode_leg(question, handover, record))
+            try:
+                course.decodes(await self._chooser.decode_leg(question, handover, record))
+            except NoEligibleInstance:  # those who decode have gone meanwhile
+                course.answers_whole()
 
     def _note_failure(
         self, attempt: Attempt, error: UpstreamFailed, exchange: Exchange, record: RequestRecord

@@ -147,7 +147,6 @@ class Sighting:
         degraded: it did not answer: the counters are the last known, the depths zero.
         degraded_cause: why.
         recent_classes: what recent requests say of the prompt's prefixes; None: nobody asked.
-        prefill_cost: what prefill costs there, for weighing loads; None: not known.
     """
 
     fleet: FleetRecord
@@ -160,7 +159,6 @@ class Sighting:
     degraded: bool = False
     degraded_cause: str | None = None
     recent_classes: RecentClasses | None = None
-    prefill_cost: PrefillCost | None = None
 
 
 def ineligible_reason(row: np.void, now_s: float) -> str | None:
@@ -249,7 +247,7 @@ def eligible_snapshot(
         approximate=approximate,
         slowness=roster.slowness,
         abilities=roster.abilities,
-        prefill_cost=prefill_cost or sighting.prefill_cost,
+        prefill_cost=prefill_cost,
     )
     if roster.tiers is None or sighting.tier_depth_blocks is None:
         return snapshot

@@ -1,14 +1,14 @@
 """What prefill costs in each fleet, as this router sees it from its own requests."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
 
 from router import telemetry
 from router.prefill_fit import PrefillFit, SeenPrefill
-from router.snapshot import Decision, FleetSnapshot, PrefillCost
+from router.snapshot import Decision, PrefillCost
 
 log = structlog.get_logger()
 
@@ -31,11 +31,6 @@ class PrefillCosts:
 
     def __init__(self) -> None:
         self._fleets: OrderedDict[str, _Fleet] = OrderedDict()
-
-    def priced(self, snapshot: FleetSnapshot) -> FleetSnapshot:
-        """The snapshot with what prefill costs there, where that is known."""
-        cost = self.of(snapshot.fleet.model_scope)
-        return snapshot if cost is None else replace(snapshot, prefill_cost=cost)
 
     def of(self, scope: str) -> PrefillCost | None:
         """What prefill costs in a fleet; None: not known yet."""

@@ -25,7 +25,6 @@ from router.dispatch import Dispatcher
 from router.door.admission import Admission
 from router.door.key_limits import KeyLimiter
 from router.door.visitor import Visitor
-from router.eligibility import eligible_snapshot
 from router.errors import (
     DropReason,
     IndexUnavailable,
@@ -218,7 +217,7 @@ class Router:
         record.lap(Stage.LOOK)
         if holder is not None and call.cost is Cost.NONE:
             sighting = response_holder.though_draining(sighting, holder)
-        snapshot = eligible_snapshot(  # 5 alive, awake, staying
+        snapshot = self._chooser.eligible(  # 5 alive, awake, staying
             sighting,
             prompt.prompt_tokens,
             approximate=not prompt.packed and call.cost is not Cost.NONE,

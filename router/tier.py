@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from indexer.contract.limits import PROMPT_TOKENS_MAX
 from indexer.contract.records import InstanceRecord
 from router.policies.prefill_work import PREFILL_TOKENS_PER_S
 from router.snapshot import Column, FleetSnapshot
@@ -85,8 +86,9 @@ def with_tier(
     new prefill tokens = tokens to compute + load time / prefill time per token: what is loaded
     counts as the tokens that the instance would compute in the time its load takes, so every rule
     that goes by new prefill tokens credits it, and reservations queue that much. A slow tier can
-    make that more than computing would: an engine that is set up to load does not ask. Without a
-    tier, or where it holds nothing of the prompt, the snapshot is as it was.
+    make that more than computing would: an engine that is set up to load does not ask. It is never
+    more than the longest prompt. Without a tier, or where it holds nothing of the prompt, the
+    snapshot is as it was.
 
     A request in flight accounts for nothing where the tier holds as much: loading needs no waiting.
 
@@ -95,8 +97,9 @@ def with_tier(
         prompt_tokens: of the request.
         depth_tokens: leading prompt tokens in the tier, of each instance's own, or one for all.
         load: of every instance.
-        prefill_s_per_token: how long a token of prefill takes on the fastest device; None: the
-            fleet's fitted linear cost, else each instance's own rate, else PREFILL_TOKENS_PER_S.
+        prefill_s_per_token: how long a token of prefill takes on the fastest device; None: as the
+            fleet's fitted costs say of a token in the context of those that are loaded, else each
+            instance's own rate, else PREFILL_TOKENS_PER_S.
     """
     assert snapshot.tier_tokens is None, "a tier is counted once"
     depths = np.minimum(depth_tokens, prompt_tokens - 1)
@@ -107,8 +110,8 @@ def with_tier(
     hit = snapshot.hit_tokens - snapshot.in_flight_tokens + in_flight
     loaded = np.maximum(loadable - hit, 0)
     load_s = np.where(loaded > 0, load.latency_s + loaded / load.tokens_per_s, 0.0)
-    token_s = _prefill_s_per_token(snapshot, prefill_s_per_token)
-    cost = np.ceil(load_s / token_s).astype(np.int64)
+    token_s = _prefill_s_per_token(snapshot, prefill_s_per_token, hit + loaded / 2)
+    cost = np.minimum(np.ceil(load_s / token_s), PROMPT_TOKENS_MAX).astype(np.int64)
     return replace(
         snapshot,
         hit_tokens=hit,
@@ -120,11 +123,12 @@ def with_tier(
 
 
 def _prefill_s_per_token(
-    snapshot: FleetSnapshot, told_s: float | None
+    snapshot: FleetSnapshot, told_s: float | None, context_tokens: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64] | float:
-    if told_s is None and snapshot.prefill_cost is not None:
-        told_s = snapshot.prefill_cost.linear_s_per_token
-    if told_s:
-        return told_s if snapshot.slowness is None else told_s * snapshot.slowness / 1000
+    token_s: npt.NDArray[np.float64] | float | None = told_s or None
+    if token_s is None and (cost := snapshot.prefill_cost) is not None:
+        token_s = cost.linear_s_per_token + cost.attention_s_per_pair * context_tokens
+    if token_s is not None:
+        return token_s if snapshot.slowness is None else token_s * snapshot.slowness / 1000
     rates = [one.prefill_tokens_per_s or PREFILL_TOKENS_PER_S for one in snapshot.instances]
     return 1 / np.array(rates)

@@ -22,8 +22,8 @@ end
 -- they are; nil: to be read.
 local function book_context(counters, contexts, slot, queued, tokens, context)
   if tokens == 0 or context == 0 then return end
-  contexts = contexts or select(2, counters_and_contexts(counters))
   local key, at = contexts_key(counters), slot * CONTEXT
+  contexts = contexts or redis.call('MGET', key)[1] or ''  -- of another type: as if it were not there
   local mean = #contexts >= at + CONTEXT and struct.unpack('<I4', contexts, at + 1) or 0
   if queued > 0 and mean > 0 then
     context = math.floor((queued * mean + tokens * context) / (queued + tokens) + 0.5)

@@ -346,13 +346,14 @@ local function sync(keys, args)
       unbook(keys[1], args[1], sequence, value)
     end
   end
+  local joined = {}  -- slot -> tokens that join its queue and whose context is known, their pairs
   for sequence, value in pairs(listed) do
     local slot, generation, tokens, state = struct.unpack(RESERVATION_FORMAT, value)
-    local queued = read_slot(keys[1], slot)[TOKENS]
     if book(keys[1], slot, generation, 1, state == PREFILL and tokens or 0) then
       redis.call('HSET', keys[3], sequence, value)
-      if state == PREFILL then
-        book_context(keys[1], nil, slot, queued, tokens, context_of[sequence])
+      if state == PREFILL and tokens > 0 and context_of[sequence] > 0 then
+        local sums = joined[slot] or {0, 0}
+        joined[slot] = {sums[1] + tokens, sums[2] + tokens * context_of[sequence]}
       end
       if #value > RESERVATION then
         local awaited = awaited_key(keys[1], slot)
@@ -361,6 +362,10 @@ local function sync(keys, args)
       end
       added = added + 1
     end
+  end
+  for slot, sums in pairs(joined) do
+    local queued = math.max(0, read_slot(keys[1], slot)[TOKENS] - sums[1])
+    book_context(keys[1], nil, slot, queued, sums[1], math.floor(sums[2] / sums[1] + 0.5))
   end
   redis.call('EXPIRE', keys[3], args[3])
   return {added, taken}

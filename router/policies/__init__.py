@@ -9,6 +9,7 @@ from typing import Final
 from router.policies.aibrix import Aibrix
 from router.policies.bailian import Bailian
 from router.policies.base import Policy, for_router
+from router.policies.caused_delay import CausedDelay
 from router.policies.chance import PowerOfTwo, Random
 from router.policies.dynamo import Dynamo
 from router.policies.hit_ratio_product import HitRatioProduct
@@ -38,6 +39,7 @@ _ALL: Final[tuple[Policy, ...]] = (
     VllmV1(),
     LeastPrefill(),
     HitRatioProduct(),
+    CausedDelay(),
     MaxHit(),
     MaxHit("max_hit_bounded", load_ceiling_ratio=1.25),
     *SWEEP,

@@ -82,6 +82,20 @@ def test_a_sync_brings_it_back(fleet: EmbeddedServer) -> None:
     assert queued(fleet) == [(400, 350), (9, 0)]
 
 
+def test_a_sync_costs_a_look_at_it_for_each_slot(fleet: EmbeddedServer) -> None:
+    """Not one for each request: after an outage routers have thousands, and Redis waits."""
+    rows = [
+        reservations.sync_row(n, n % 2, 1, 10, 0, context_tokens=100 * (1 + n % 2))
+        for n in range(1, 101)
+    ]
+    fleet.redis.config_resetstat()
+    call = reservations.sync(ID, ROUTER, b"".join(rows), forget_tombstones=True)
+    assert fleet.call(call) == [100, 0]
+    commands = fleet.redis.info("commandstats")
+    assert (commands["cmdstat_mget"]["calls"], commands["cmdstat_setrange"]["calls"]) == (2, 102)
+    assert queued(fleet) == [(500, 100), (500, 200)]
+
+
 def test_a_key_of_another_type_stops_no_request(fleet: EmbeddedServer) -> None:
     """It reads as nothing known, and the next reservation puts the right one in its place."""
     fleet.redis.hset(KEY, "a", "b")

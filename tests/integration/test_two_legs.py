@@ -31,6 +31,9 @@ from router_edge import (
     stream_all,
 )
 
+from indexer.contract import fleet_functions, functions, request_classes
+from indexer.contract.identifiers import SlotIndex
+from router.index.index_client import IndexClient
 from router.requests.parting import KEEP_KV
 
 pytestmark = pytest.mark.integration
@@ -47,6 +50,12 @@ async def hands_over(engine: FakeEngine, _: web.Request) -> web.StreamResponse:
     fields = f'{{"choices": [], "usage": {json.dumps(usage)}, "kv_transfer_params": '
     text = fields + HELD % engine.name + "}"
     return web.Response(text=text, content_type="application/json")
+
+
+async def hands_over_or_streams(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """A prefill leg, or a whole request."""
+    is_leg = b"kv_transfer_params" in engine.bodies[-1]
+    return await (hands_over if is_leg else stream_all)(engine, request)
 
 
 async def prefills_for_ever(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
@@ -140,6 +149,22 @@ async def test_each_leg_is_asked_for_its_part(redis_client, redis_socket) -> Non
     assert d.bodies == [b'{"kv_transfer_params": %b, ' % (HELD % "p").encode() + body[1:]]
     assert [e.headers[0]["x-request-id"] for e in (p, d)] == ["one", "one"]
     assert [e.headers[0].get("accept-encoding") for e in (p, d)] == [None, "br"]
+
+
+async def test_nobody_asks_who_holds_what_was_handed_over(
+    redis_client, redis_socket, monkeypatch
+) -> None:
+    """One lookup a request, as everywhere else: the second look is at the counters alone."""
+    looks, look = list[int](), IndexClient.look
+
+    async def noted(self: IndexClient, served: Any, hashes: bytes, *args: Any) -> Any:
+        looks.append(len(hashes) // 8)
+        return await look(self, served, hashes, *args)
+
+    monkeypatch.setattr(IndexClient, "look", noted)
+    async with fleet(redis_client, redis_socket, prefiller("p"), decoder("d")) as one:
+        assert (await ask(one))[:2] == (200, STREAM)
+    assert looks == [len(PROMPT) // 16, 0]
 
 
 async def test_a_plain_answer_is_the_decode_legs(redis_client, redis_socket) -> None:
@@ -286,6 +311,36 @@ async def test_what_may_be_gone_is_not_handed_over_again(redis_client, redis_soc
     assert len(p.bodies) == len(good.bodies) + 1
 
 
+@pytest.mark.parametrize("role", ["decode", "both"])
+async def test_where_nobody_decodes_a_prefiller_answers_alone(
+    redis_client, redis_socket, role: str
+) -> None:
+    """The only one that does has failed, in whichever leg; every engine can compute all of it."""
+    p, bad = prefiller("p", hands_over_or_streams), FakeEngine("bad", hang_up, role=role)
+    async with fleet(redis_client, redis_socket, p, bad) as one:
+        for n in range(4):
+            assert (await ask(one, prompt=[n, *PROMPT[1:]]))[:2] == (200, STREAM)
+    assert bad.bodies
+
+
+async def test_decoders_that_go_meanwhile_leave_the_rest_to_a_prefiller(
+    redis_client, redis_socket
+) -> None:
+    """They have gone while the prompt was computed."""
+    p, d = prefiller("p"), decoder("d")
+
+    async def ends_the_pool(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        if len(engine.bodies) == 1:
+            gone = fleet_functions.close(one.fleet.fleet_id, SlotIndex(1), 1, -1)
+            await functions.run(redis_client, gone)
+        return await hands_over_or_streams(engine, request)
+
+    p.script = ends_the_pool
+    async with fleet(redis_client, redis_socket, p, d) as one:
+        assert (await ask(one))[:2] == (200, STREAM)
+    assert (len(p.bodies), d.bodies) == (2, [])
+
+
 @pytest.mark.parametrize("script", [hang_up, failing(502), failing(503)])
 async def test_what_may_have_been_taken_is_prefilled_anew(
     redis_client, redis_socket, script: Script
@@ -312,6 +367,16 @@ async def test_a_transfer_that_fails_begins_anew_with_another_prefiller(
         assert [instance["ejection"] for instance in instances] == [None] * 3
     first, second, *_ = (json.loads(body)["kv_transfer_params"]["remote_host"] for body in d.bodies)
     assert {first, second} == {"p", "q"}
+
+
+async def test_a_request_that_begins_anew_is_of_its_class_once(redis_client, redis_socket) -> None:
+    """However many legs and tries it takes."""
+    p, d = prefiller("p"), decoder("d", first_then(failing(500), stream_all))
+    async with fleet(redis_client, redis_socket, p, d, detect_hot_prefixes=True) as one:
+        assert (await ask(one))[:2] == (200, STREAM)
+        call = request_classes.classes(one.fleet.fleet_id)
+        counted, _ = request_classes.class_states(await functions.run(redis_client, call))
+    assert (len(d.bodies), round(counted)) == (2, 1)
 
 
 async def test_the_only_prefiller_is_asked_again(redis_client, redis_socket) -> None:

@@ -5,6 +5,7 @@ The bounds are those by which loads are stated: P99 TTFT <= 10 s and mean TPOT <
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Final
 
 from loadgen.errors import LoadgenError
@@ -22,6 +23,7 @@ class Bounds:
     """What has to hold; None: does not matter.
 
     Attributes:
+        tpot_mean_s: holds where no answer has a second token, as there is no TPOT then.
         slo_ratio: least share of requests within the workload's SLO.
     """
 
@@ -34,7 +36,7 @@ class Bounds:
         return (
             seen.lost == 0
             and _within(seen.ttft_p99_s, self.ttft_p99_s)
-            and _within(seen.tpot_mean_s, self.tpot_mean_s)
+            and (isnan(seen.tpot_mean_s) or _within(seen.tpot_mean_s, self.tpot_mean_s))
             and (self.slo_ratio is None or seen.slo_ratio >= self.slo_ratio)
         )
 

@@ -9,7 +9,7 @@ from loadgen.simulation.instances import BLOCK_SIZE_TOKENS
 from loadgen.simulation.lab.demand import Demand, demanded
 from loadgen.simulation.lab.figures import RunFigures, RunKey, Window, figures
 from loadgen.simulation.lab.fleet import LabFleet, LabSpec
-from loadgen.simulation.lab.scenario import Fleet, Traces, WorkloadSpec
+from loadgen.simulation.lab.scenario import Fleet, ScenarioError, Traces, WorkloadSpec
 from loadgen.simulation.lab.workloads import at_rate, base_rows
 from loadgen.trace_row import TraceRow
 from router.policies import policy_by_name
@@ -108,7 +108,8 @@ def _rows(wanted: _Wanted) -> tuple[TraceRow, ...]:
 @lru_cache(maxsize=_DEMANDS_KEPT)
 def _demand(wanted: _Wanted, rate: float) -> Demand:
     workload = wanted.workload
-    rows = _rows(wanted)[: workload.requests_count(rate)]
-    return demanded(
-        at_rate(rows, workload, rate), pace=workload.pace, block_size_tokens=BLOCK_SIZE_TOKENS
-    )
+    rows = at_rate(_rows(wanted)[: workload.requests_count(rate)], workload, rate)
+    try:
+        return demanded(rows, pace=workload.pace, block_size_tokens=BLOCK_SIZE_TOKENS)
+    except ValueError as error:
+        raise ScenarioError(f"workload {workload.name}: {error}") from error

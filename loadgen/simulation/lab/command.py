@@ -32,6 +32,9 @@ from loadgen.simulation.lab.scenario import (
 from router.policies import policy_by_name
 from workers.simulated.cost_model import ProfileError, load_profile
 
+_STEADY_RATIO = 10
+"""Arrivals of a run over the bound on TTFT; above, a capacity is too high by a tenth at most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -58,14 +61,16 @@ class Selection:
                 f"workloads: scenario {self.scenario} has no {missing[0]}; it has "
                 f"{', '.join(workloads)}"
             )
-        chosen = scenario.model_copy(
-            update={
-                "policies": tuple(self.policies or scenario.policies),
-                "workloads": tuple(workloads[name] for name in self.workloads or workloads),
-                "loads": tuple(self.loads or scenario.loads),
-                "seeds": tuple(self.seeds or scenario.seeds),
-            }
-        )
+        wanted = {
+            "policies": self.policies or scenario.policies,
+            "workloads": [workloads[name] for name in self.workloads or workloads],
+            "loads": self.loads or scenario.loads,
+            "seeds": self.seeds or scenario.seeds,
+        }
+        twice = [what for what, of in wanted.items() if any(of.count(one) > 1 for one in of)]
+        if twice:
+            raise ScenarioError(f"{twice[0]}: one is named twice")
+        chosen = scenario.model_copy(update={what: tuple(of) for what, of in wanted.items()})
         for name in (*chosen.policies, chosen.capacity_policy):
             try:
                 policy_by_name(name)
@@ -89,7 +94,8 @@ def simulate(
 ) -> None:
     """Run what is missing, print the tables, write `summary.json` and `report.html`.
 
-    Finished runs are kept in `runs.jsonl`: after an abort the rest is run, and nothing twice.
+    Finished runs and found capacities are kept in `runs.jsonl`: after an abort the rest is run, and
+    nothing twice.
 
     Args:
         selection: what is run.
@@ -109,9 +115,9 @@ def simulate(
         kept.path.unlink(missing_ok=True)
     _say_traces(scenario, traces, console)
     with Workers(processes or os.cpu_count() or 1) as workers:
-        capacities = _capacities(scenario, traces, workers, console)
+        capacities = _capacities(scenario, traces, workers, kept, console)
         wanted = cells(scenario, traces, capacities)
-        found = kept.load()
+        found = kept.runs()
         missing = [cell for cell in wanted if digest(cell) not in found]
         if len(missing) < len(wanted):
             console.print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are there already")
@@ -156,6 +162,8 @@ def capacity(
         for name, one in workers.capacities(wanted, bounds):
             found[name] = one
             advance(wanted[name])
+    for name, one in sorted(found.items()):
+        _say_short(wanted[name].workload, one, bounds, console)
     table = Table(title=f"Capacity of {scenario.fleets[0].instances} instances")
     for heading in ("workload", "policy", "requests/s", "TTFT P99", "TPOT mean", "hit ratio"):
         table.add_column(heading, justify="left" if heading in ("workload", "policy") else "right")
@@ -179,9 +187,9 @@ def _figures(found: Found) -> tuple[str, ...]:
 
 
 def _capacities(
-    scenario: Scenario, traces: Traces, workers: Workers, console: Console
+    scenario: Scenario, traces: Traces, workers: Workers, kept: Kept, console: Console
 ) -> dict[str, float]:
-    """Requests per second by workload: stated, or found now."""
+    """Requests per second by workload: stated, found before, or found now."""
     capacities = {
         workload.name: stated
         for workload in scenario.workloads
@@ -192,6 +200,11 @@ def _capacities(
         for workload in scenario.workloads
         if workload.name not in capacities
     }
+    found_before = kept.capacities()
+    for name, cell in list(unknown.items()):
+        if (rate := found_before.get(digest(cell))) is not None:
+            capacities[name] = rate
+            del unknown[name]
     if unknown:
         console.print(f"finding the capacity of {', '.join(unknown)} first")
     for name, found in workers.capacities(unknown, Bounds()):
@@ -201,8 +214,27 @@ def _capacities(
                 "100 ms; shorten its prompts, or state capacity_rps"
             )
         console.print(f"capacity of {name}: {found.rate:.4g} requests/s")
+        _say_short(unknown[name].workload, found, Bounds(), console)
+        kept.add_capacity(unknown[name], found.rate)
         capacities[name] = found.rate
     return capacities
+
+
+def _say_short(workload: WorkloadSpec, found: Found, bounds: Bounds, console: Console) -> None:
+    """A queue grows while requests arrive: where they soon end, it never becomes too long."""
+    if not found.rate or bounds.ttft_p99_s is None:
+        return
+    arrive_s = workload.requests_count(found.rate) / found.rate
+    if arrive_s < _STEADY_RATIO * bounds.ttft_p99_s:
+        console.print(
+            f"{workload.name}: at {found.rate:.4g} requests/s all arrive within {arrive_s:.0f} s, "
+            f"too soon to tell a fleet that falls behind by P99 TTFT within {bounds.ttft_p99_s:g} "
+            "s: this capacity is too high, a longer duration_s or larger requests_max finds a "
+            "lower one",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _say_traces(scenario: Scenario, traces: Traces, console: Console) -> None:

@@ -27,20 +27,43 @@ class DelayedBooks:
         shape = (routers_count, slots_count)
         self._staleness_s = staleness_s
         self._at = at
-        # Requests and queued prefill tokens: each router's own now, and as the others know them.
+        # Requests, queued prefill tokens, and pairs of those with what they attend to: each
+        # router's own now, and as the others know them.
         self._requests, self._requests_told = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self._tokens, self._tokens_told = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._pairs, self._pairs_told = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self._running, self._waiting = np.zeros(slots_count, np.int64), np.zeros(slots_count, int)
         self._kv_usage = np.zeros(slots_count)
 
-    def book(self, router: int, slot: int, *, requests: int, tokens: int, now_s: float) -> None:
-        """Add to, or with negative numbers take from, one router's book."""
+    def book(
+        self,
+        router: int,
+        slot: int,
+        *,
+        requests: int,
+        tokens: int,
+        context_tokens: int,
+        now_s: float,
+    ) -> None:
+        """Add to, or with negative numbers take from, one router's book.
+
+        Args:
+            router: whose.
+            slot: of the instance.
+            requests: how many.
+            tokens: new prefill tokens.
+            context_tokens: that each of those attends to, on average; as when they were added.
+            now_s: when.
+        """
+        pairs = tokens * context_tokens
         self._requests[router, slot] += requests
         self._tokens[router, slot] += tokens
+        self._pairs[router, slot] += pairs
 
         def told() -> None:
             self._requests_told[router, slot] += requests
             self._tokens_told[router, slot] += tokens
+            self._pairs_told[router, slot] += pairs
 
         self._at(now_s + self._staleness_s, told)
 
@@ -64,12 +87,19 @@ class DelayedBooks:
     def seen(self, router: int, snapshot: FleetSnapshot) -> FleetSnapshot:
         """The snapshot with the counters that this router knows."""
         slot = snapshot.slot
-        others = self._requests_told.sum(axis=0) - self._requests_told[router]
-        others_tokens = self._tokens_told.sum(axis=0) - self._tokens_told[router]
+        books = (
+            (self._requests, self._requests_told),
+            (self._tokens, self._tokens_told),
+            (self._pairs, self._pairs_told),
+        )
+        requests, tokens, pairs = (
+            (now[router] + told.sum(axis=0) - told[router])[slot] for now, told in books
+        )
         return replace(
             snapshot,
-            batch_size=(self._requests[router] + others)[slot],
-            queued_prefill_tokens=(self._tokens[router] + others_tokens)[slot],
+            batch_size=requests,
+            queued_prefill_tokens=tokens,
+            queued_context_tokens=pairs // np.maximum(tokens, 1),
             running_count=self._running[slot],
             waiting_count=self._waiting[slot],
             kv_usage_ratio=self._kv_usage[slot],

@@ -303,6 +303,7 @@ class LabFleet:
             decision.slot,
             requests=1,
             tokens=decision.new_prefill_tokens,
+            context_tokens=decision.context_tokens,
             now_s=self.now_s,
         )
         return decision
@@ -343,19 +344,26 @@ class LabFleet:
         if self._delayed is None:
             self._books.prefilled((flight.router, flight.place))
         else:
-            tokens = -flight.decision.new_prefill_tokens
-            self._delayed.book(
-                flight.router, flight.decision.slot, requests=0, tokens=tokens, now_s=self.now_s
-            )
+            self._take_back(flight, requests=0, tokens=flight.decision.new_prefill_tokens)
 
     def _release(self, flight: _Flight, decode_s: float | None) -> None:
         tell_ended(self._policies[flight.router], flight.view, flight.decision, decode_s)
         if self._delayed is None:
             self._books.release((flight.router, flight.place))
-            return
-        tokens = 0 if decode_s is not None else -flight.decision.new_prefill_tokens
+        else:  # of what never was prefilled, the tokens too
+            tokens = flight.decision.new_prefill_tokens if decode_s is None else 0
+            self._take_back(flight, requests=1, tokens=tokens)
+
+    def _take_back(self, flight: _Flight, *, requests: int, tokens: int) -> None:
+        """From the book of a router that shares no reservations."""
+        assert self._delayed is not None, "reservations are shared"
         self._delayed.book(
-            flight.router, flight.decision.slot, requests=-1, tokens=tokens, now_s=self.now_s
+            flight.router,
+            flight.decision.slot,
+            requests=-requests,
+            tokens=-tokens,
+            context_tokens=flight.decision.context_tokens,
+            now_s=self.now_s,
         )
 
     def _changed(self, slot: int) -> None:

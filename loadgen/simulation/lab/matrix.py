@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -73,32 +73,55 @@ class _KeptRun:
     figures: RunFigures
 
 
-_KEPT = TypeAdapter(_KeptRun)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptCapacity:
+    cell: str
+    capacity_rps: float
+
+
+_KEPT: Final[TypeAdapter[_KeptRun | _KeptCapacity]] = TypeAdapter(_KeptRun | _KeptCapacity)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file of finished runs, a JSON object a line: the digest of the cell, and its figures."""
+    """A file of finished runs and found capacities.
+
+    A JSON object a line: the digest of the cell, and its figures, or what its capacity is.
+    """
 
     path: Path
 
-    def load(self) -> dict[str, RunFigures]:
-        """What is there, by the digest of the cell; a line cut short by an abort is left out."""
-        found: dict[str, RunFigures] = {}
+    def runs(self) -> dict[str, RunFigures]:
+        """Those that are there, by the digest of the cell."""
+        return {kept.cell: kept.figures for kept in self._lines() if isinstance(kept, _KeptRun)}
+
+    def capacities(self) -> dict[str, float]:
+        """Those that are there, in requests per second, by the digest of `capacity_cell`."""
+        lines = self._lines()
+        return {kept.cell: kept.capacity_rps for kept in lines if isinstance(kept, _KeptCapacity)}
+
+    def add(self, cell: Cell, seen: RunFigures) -> None:
+        """Append a run."""
+        self._append(_KeptRun(cell=digest(cell), figures=seen))
+
+    def add_capacity(self, cell: Cell, capacity_rps: float) -> None:
+        """Append the capacity found with a cell."""
+        self._append(_KeptCapacity(cell=digest(cell), capacity_rps=capacity_rps))
+
+    def _lines(self) -> Iterator[_KeptRun | _KeptCapacity]:
+        """Without a line that an abort has cut short, or that another version has written."""
         if not self.path.exists():
-            return found
+            return
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
                 kept = _KEPT.validate_python(json.loads(line))
             except ValueError:  # which a ValidationError is
                 continue
-            found[kept.cell] = kept.figures
-        return found
+            yield kept
 
-    def add(self, cell: Cell, seen: RunFigures) -> None:
-        """Append a run."""
+    def _append(self, kept: _KeptRun | _KeptCapacity) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(asdict(_KeptRun(cell=digest(cell), figures=seen)))
+        line = json.dumps(asdict(kept))
         with self.path.open("a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

@@ -20,6 +20,7 @@ MEASURE: Final[Mapping[str, str]] = {
     SESSIONS: "tokens not held, ties by expected TTFT: the session stays where most of it is",
     "least_loaded": "batch size",
     "least_prefill": "queued + new prefill tokens, ties by batch size",
+    "caused_delay": "queued + new prefill tokens × (batch size + 1)",
     "hit_ratio_product": "(1 - hit ratio) × (batch size + 1)",
     "random": "a draw for this request",
     "round_robin": "turns still to wait",

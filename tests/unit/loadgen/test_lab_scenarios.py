@@ -1,9 +1,12 @@
 """Scenarios of the policy lab: what they may say, what comes of them, what is kept of a run."""
 
+import io
 import json
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.resources import files
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,10 @@ from rich.console import Console
 from loadgen.__main__ import main
 from loadgen.errors import LoadgenError
 from loadgen.simulation.lab import matrix
-from loadgen.simulation.lab.capacity import Bounds, find_capacity
+from loadgen.simulation.lab.capacity import Bounds, Found, find_capacity
 from loadgen.simulation.lab.cells import Cell, measure
-from loadgen.simulation.lab.command import Selection, simulate
-from loadgen.simulation.lab.matrix import digest
+from loadgen.simulation.lab.command import Selection, capacity, simulate
+from loadgen.simulation.lab.matrix import Workers, digest
 from loadgen.simulation.lab.scenario import (
     Fleet,
     ScenarioError,
@@ -51,6 +54,10 @@ CELL = Cell(
     rate=1.0,
     seed=1,
 )
+
+ODD_BLOCKS = """
+{"arrival_s": %d, "prompt_tokens": 9, "output_tokens": 2, "block_size_tokens": 24, "block_ids": [1]}
+""".strip()
 
 
 def scenario_file(folder: Path, text: str = SMALL) -> str:
@@ -117,6 +124,8 @@ def test_what_there_is_not_is_named_with_what_there_is() -> None:
         load_scenario("usual")
     with pytest.raises(ScenarioError, match=r"has no nothing; it has .*hot_prefix"):
         Selection(scenario="default", workloads=["nothing"]).chosen()
+    with pytest.raises(ScenarioError, match="seeds: one is named twice"):
+        Selection(scenario="default", seeds=[1, 2, 1]).chosen()
 
 
 def test_a_trace_is_taken_where_it_is_and_its_twin_where_not(tmp_path: Path) -> None:
@@ -125,6 +134,25 @@ def test_a_trace_is_taken_where_it_is_and_its_twin_where_not(tmp_path: Path) -> 
     twin = base_rows(spec, Traces(folder=tmp_path), requests_count=20, seed=1)
     write_trace(tmp_path / "t.jsonl", twin[:7])
     assert len(base_rows(spec, Traces(folder=tmp_path), requests_count=20, seed=1)) == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"garbage": 1}', r"t\.jsonl, line 1: unknown trace format"),
+        (ODD_BLOCKS, "workload mix: row 0: blocks of 24 tokens cannot be cut"),
+    ],
+)
+def test_what_is_wrong_with_a_trace_is_told_by_the_processes(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    """The error is the one that was raised there, not that a process has died."""
+    text = SMALL.replace("capacity_rps", 'trace = ["t.jsonl"]\ntrace_capacity_rps')
+    lines = [line % place if "%d" in line else line for place in range(4)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    selection = Selection(scenario=scenario_file(tmp_path, text), traces=str(tmp_path))
+    with pytest.raises(LoadgenError, match=message):
+        simulate(selection, tmp_path / "out", quiet(), processes=1)
 
 
 def test_sessions_are_cut_short_and_pauses_capped() -> None:
@@ -192,7 +220,7 @@ def test_a_kept_run_counts_only_for_the_profile_it_was_run_with(
     monkeypatch.setattr(matrix, "files", lambda package: tmp_path / package)
     profile = tmp_path / "workers" / "profiles" / "device.toml"
     shown = tmp_path / "loadgen" / "simulation" / "lab" / "report" / "page.py"
-    seen = []
+    seen: list[str] = []
     for path in (profile, profile, shown):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"changed = {len(seen)}")
@@ -215,11 +243,54 @@ def test_capacity_is_where_the_bounds_cease_to_hold() -> None:
     assert bounds.hold(measure(replace(CELL, rate=found.rate)))
 
 
+def test_a_capacity_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept with the runs: to find it takes longer than some of them."""
+    path = scenario_file(tmp_path, SMALL.replace("capacity_rps = 10.0\n", ""))
+    selection = Selection(scenario=path, policies=["lmetric"], loads=[0.5])
+    searches: list[str] = []
+
+    def found(
+        _: Workers, wanted: Mapping[str, Cell], bounds: Bounds
+    ) -> Iterator[tuple[str, Found]]:
+        del bounds
+        for name in wanted:
+            searches.append(name)
+            yield name, Found(rate=10.0, at_rate=None, tried=())
+
+    monkeypatch.setattr(Workers, "capacities", found)
+    for _ in range(2):
+        simulate(selection, tmp_path / "out", quiet(), processes=1)
+        assert searches == ["mix"]
+    runs = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+    assert [run["offered_rps"] for run in runs] == [5.0]
+
+
 def test_a_workload_that_is_over_too_soon_has_no_capacity() -> None:
     """A few requests are borne at any rate; loads against such a capacity would mean nothing."""
     spec = WorkloadSpec(name="m", generate="chat_mix", requests_max=10, stretch="time")
-    with pytest.raises(LoadgenError, match="m: .* any rate"):
+    with pytest.raises(LoadgenError, match=r"m: .* any rate"):
         find_capacity(replace(CELL, workload=spec), Bounds())
+
+
+def test_answers_of_one_token_have_no_tpot_to_keep() -> None:
+    """A workload of such is bounded by its TTFT alone."""
+    seen = replace(measure(replace(CELL, rate=2.0)), tpot_mean_s=nan)
+    assert Bounds().hold(seen)
+    assert not Bounds(ttft_p99_s=seen.ttft_p99_s / 2).hold(seen)
+    assert not Bounds().hold(replace(seen, tpot_mean_s=1.0))
+
+
+@pytest.mark.parametrize(("duration_s", "said"), [(20, True), (200, False)])
+def test_a_capacity_of_a_short_run_is_said_to_be_too_high(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, duration_s: int, said: bool
+) -> None:
+    """Whose arrivals end before a queue could exceed the bound."""
+    text = SMALL.replace("duration_s = 4", f"duration_s = {duration_s}")
+    found = Found(rate=5.0, at_rate=None, tried=())
+    monkeypatch.setattr(Workers, "capacities", lambda *_: [("mix, lmetric", found)])
+    console = Console(record=True, quiet=False, width=400, file=io.StringIO())
+    capacity(Selection(scenario=scenario_file(tmp_path, text)), Bounds(), console, processes=1)
+    assert ("all arrive within 20 s" in console.export_text()) == said
 
 
 def test_the_command_says_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:

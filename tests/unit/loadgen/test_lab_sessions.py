@@ -1,8 +1,9 @@
 """What session-centric policies see in the policy lab is what they see in a router."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 
 from loadgen.simulation.lab.demand import demanded
 from loadgen.simulation.lab.fleet import LabFleet, LabSpec
@@ -49,7 +50,8 @@ def row(blocks: range, arrival_s: float, session: str) -> TraceRow:
     )
 
 
-def test_a_session_policy_sees_turns_history_costs_and_contexts() -> None:
+@pytest.mark.parametrize("staleness_s", [0.0, 0.25])
+def test_a_session_policy_sees_turns_history_costs_and_contexts(staleness_s: float) -> None:
     """History is the parent and its answer, at most the prompt; a queue's context is its mean."""
     rows = [
         row(range(100), 0.0, "a"),
@@ -59,7 +61,7 @@ def test_a_session_policy_sees_turns_history_costs_and_contexts() -> None:
     ]
     policy = Watched()
     demand = demanded(rows, pace="timestamps", block_size_tokens=SIZE)
-    LabFleet(SPEC, policy, demand, seed=1).play()
+    LabFleet(replace(SPEC, staleness_s=staleness_s), policy, demand, seed=1).play()
     model = load_profile(SPEC.profile).cost
     cost = PrefillCost(
         linear_s_per_token=model.linear_s_per_token,

@@ -68,6 +68,8 @@ def shares(name: str, fleet: FleetSnapshot, requests_count: int = 3000) -> dict[
         ("least_prefill", case(), [100, 136.1, 14.9], "c"),
         # 1 x 1, 0.36 x 2, 0.04 x 10: the tokens queued on b do not count.
         ("hit_ratio_product", case(), [1, 0.72, 0.4], "c"),
+        # 0 + 100 x 1, 100 + 36 x 2, 10 + 4 x 10.
+        ("caused_delay", case(), [100, 172, 50], "c"),
         # Missed 1, 0.36, 0.04; load 0, 1/9, 9/9.
         ("linear_30", case(), [0.3, 0.108 + 0.7 / 9, 0.012 + 0.7], "b"),
         ("linear_90", case(), [0.9, 0.324 + 0.1 / 9, 0.036 + 0.1], "c"),

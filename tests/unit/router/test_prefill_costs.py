@@ -33,8 +33,8 @@ def see(costs: PrefillCosts, **changes: Any) -> None:
 
 def linear_s(costs: PrefillCosts, snapshot: FleetSnapshot | None = None) -> float | None:
     """What a snapshot would say."""
-    priced = costs.priced(snapshot or make_snapshot(hit_tokens=[0]))
-    return None if priced.prefill_cost is None else priced.prefill_cost.linear_s_per_token
+    cost = costs.of((snapshot or make_snapshot(hit_tokens=[0])).fleet.model_scope)
+    return None if cost is None else cost.linear_s_per_token
 
 
 def test_snapshots_say_what_was_seen_and_operators_read_it() -> None:

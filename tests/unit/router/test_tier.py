@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from builders import make_instance, make_request, make_snapshot
 
+from indexer.contract.limits import PROMPT_TOKENS_MAX
 from router.decide import decide
 from router.eligibility import take
 from router.policies.lmetric import LMetric
@@ -74,6 +75,25 @@ def test_a_slow_tier_counts_as_more_than_computing() -> None:
     """An engine loads what it finds; a hundred tokens a second make that the worst choice."""
     fleet = seen(hits=[0], depth=1600, load=TierLoad(tokens_per_s=100.0, latency_s=0.0))
     assert fleet.new_prefill_tokens.tolist() == [16 + 15_840]
+
+
+def test_a_load_is_weighed_against_computing_in_the_same_context() -> None:
+    """1,584 tokens that attend to 792 each take 1.25 s, their load 168.4 ms: as long as 213.
+
+    A fit in which attention explains everything must not make tokens free to compute.
+    """
+    fleet = make_snapshot(PROMPT_TOKENS, hit_tokens=[0])
+    cost = PrefillCost(linear_s_per_token=1e-8, attention_s_per_pair=1e-6)
+    fleet = with_tier(replace(fleet, prefill_cost=cost), PROMPT_TOKENS, PROMPT_TOKENS, LOAD)
+    assert fleet.tier_cost_tokens is not None
+    assert fleet.tier_cost_tokens.tolist() == [213]
+
+
+@pytest.mark.parametrize("tokens_per_s", [1e-3, 1e-300])
+def test_no_load_counts_as_more_than_the_longest_prompt(tokens_per_s: float) -> None:
+    """Routers book it in counters of 32 bits, which all of them share."""
+    fleet = seen(hits=[0], depth=1600, load=TierLoad(tokens_per_s=tokens_per_s, latency_s=0.0))
+    assert fleet.new_prefill_tokens.tolist() == [16 + PROMPT_TOKENS_MAX]
 
 
 def test_what_a_request_in_flight_will_compute_is_loaded_where_the_tier_holds_as_much() -> None:

@@ -154,8 +154,9 @@ def _goodput(places: dict[float, list[Cell]], rank: dict[str, int], identity: st
         heading="Goodput against load",
         explanation=(
             "Requests a second that met the SLO, over the offered load as a share of capacity. "
-            "Higher is better; the dotted line is what was offered. Bars are the standard "
-            "deviation over seeds."
+            "Higher is better; the dotted line is what was offered. Sessions that wait for answers "
+            "may send fewer in the measured window, or more: what missed the SLO is in the table. "
+            "Bars are the standard deviation over seeds."
         ),
         layout={
             "xaxis": {"title": {"text": "load (% of capacity)"}, "tickvals": _percents(loads)},
