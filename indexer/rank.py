@@ -227,7 +227,7 @@ class Rank:
             self._telemetry.engine_asleep.labels(self._label).set(level is not None)
             self._log.info("sleep_level_changed", level=level)
         holdings = self.follower.holdings
-        if level and (holdings.table or holdings.tier):  # from level 1 on the cache is discarded
+        if level and (holdings.table or holdings.tier is not None):  # the cache is discarded
             self.publisher.offer([holdings.clear()], None)
         if level:
             self._learner.clear()

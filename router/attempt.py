@@ -111,7 +111,7 @@ def refuse(attempt: Attempt, answer: Answer) -> None:
             instance_id,
             f"The instance answered {answer.status}.",
             before_first_byte=True,
-            cause=_cause(attempt, answer.status),
+            cause=cause_of(attempt, answer.status),
         )
     if stream and attempt.leg is Leg.DECODE and FAILED_LOAD in attempt.refuses:
         _refuse_failed_load(attempt, answer)
@@ -142,7 +142,8 @@ def _refuse_failed_load(attempt: Attempt, answer: Answer) -> None:
         )
 
 
-def _cause(attempt: Attempt, status: int) -> UpstreamCause:
+def cause_of(attempt: Attempt, status: int) -> UpstreamCause:
+    """What a refusing or failing status means."""
     if status in PUSHBACK_STATUSES:
         return UpstreamCause.PUSHBACK
     lost = attempt.leg is Leg.DECODE and status == FAILED_LOAD

@@ -62,6 +62,7 @@ class Course:
         """A part of the answer has come from another instance."""
         self.failed: set[InstanceId] = set()
         self._avoided: set[InstanceId] = set()
+        self._lost_at: set[InstanceId] = set()
         self._kept_s = bounds.handover_kept_s
         self._retries_left = bounds.retries_max
         self._pushbacks_left = PUSHBACKS_TRIED_ELSEWHERE
@@ -141,6 +142,10 @@ class Course:
         if handover is not None and error.cause is UpstreamCause.TRANSFER:
             self.leg = self.first
             self._avoid(handover.instance_id)  # which is missing, not the one that said so
+            decoder = attempt.decision.instance.instance_id
+            if decoder in self._lost_at:  # two holders at once are not: it is the one that says so
+                self.failed.add(decoder)
+            self._lost_at.add(decoder)
             return self._has_candidates()
         self.failed.add(attempt.decision.instance.instance_id)
         if handover is not None and not self._has_candidates():

@@ -13,6 +13,7 @@ from router.attempt import (
     PUSHBACK_STATUSES,
     Attempt,
     Question,
+    cause_of,
     refuse,
     refuse_truncated,
 )
@@ -155,8 +156,9 @@ class Dispatcher:
                 raise
             raise self._incomplete(instance.instance_id, exchange) from None
         if answer.status in FAILED_STATUSES:  # passed on all the same: it is the last word
-            telemetry.UPSTREAM_FAILURES.labels(cause=UpstreamCause.STATUS).inc()
-            self._ejections.failed(instance, attempt.sent_s, UpstreamCause.STATUS)
+            cause = cause_of(attempt, answer.status)
+            telemetry.UPSTREAM_FAILURES.labels(cause=cause).inc()
+            self._ejections.failed(instance, attempt.sent_s, cause)
             return None
         if attempt.leg is Leg.DECODE:
             telemetry.LEGS.labels(leg=Leg.DECODE, result="ok").inc()

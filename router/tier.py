@@ -78,8 +78,6 @@ def with_tier(
     prompt_tokens: int,
     depth_tokens: Column | int,
     load: TierLoad,
-    *,
-    prefill_s_per_token: float | None = None,
 ) -> FleetSnapshot:
     """The snapshot with what each instance can load of a prompt, beyond what it holds.
 
@@ -97,9 +95,6 @@ def with_tier(
         prompt_tokens: of the request.
         depth_tokens: leading prompt tokens in the tier, of each instance's own, or one for all.
         load: of every instance.
-        prefill_s_per_token: how long a token of prefill takes on the fastest device; None: as the
-            fleet's fitted costs say of a token in the context of those that are loaded, else each
-            instance's own rate, else PREFILL_TOKENS_PER_S.
     """
     assert snapshot.tier_tokens is None, "a tier is counted once"
     depths = np.minimum(depth_tokens, prompt_tokens - 1)
@@ -110,7 +105,7 @@ def with_tier(
     hit = snapshot.hit_tokens - snapshot.in_flight_tokens + in_flight
     loaded = np.maximum(loadable - hit, 0)
     load_s = np.where(loaded > 0, load.latency_s + loaded / load.tokens_per_s, 0.0)
-    token_s = _prefill_s_per_token(snapshot, prefill_s_per_token, hit + loaded / 2)
+    token_s = _prefill_s_per_token(snapshot, hit + loaded / 2)
     cost = np.minimum(np.ceil(load_s / token_s), PROMPT_TOKENS_MAX).astype(np.int64)
     return replace(
         snapshot,
@@ -123,12 +118,12 @@ def with_tier(
 
 
 def _prefill_s_per_token(
-    snapshot: FleetSnapshot, told_s: float | None, context_tokens: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64] | float:
-    token_s: npt.NDArray[np.float64] | float | None = told_s or None
-    if token_s is None and (cost := snapshot.prefill_cost) is not None:
+    snapshot: FleetSnapshot, context_tokens: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """As the fleet's fitted costs say of a token in that context; else by the instance's rate."""
+    cost = snapshot.prefill_cost
+    if cost is not None:
         token_s = cost.linear_s_per_token + cost.attention_s_per_pair * context_tokens
-    if token_s is not None:
         return token_s if snapshot.slowness is None else token_s * snapshot.slowness / 1000
     rates = [one.prefill_tokens_per_s or PREFILL_TOKENS_PER_S for one in snapshot.instances]
     return 1 / np.array(rates)

@@ -85,6 +85,7 @@ def drawn_run(key: RunKey) -> RunFigures:
     return figures(
         key,
         Requests(
+            nominal_s=arrived_s,
             arrived_s=arrived_s,
             first_token_s=first_s,
             ended_s=first_s + tpot_s * (outputs - 1),

@@ -102,6 +102,7 @@ def virtual(workload: Workload, config: FleetConfig, seed: int) -> RunSummary:
             else Step(parent=parent, after_s=0.0, not_before_s=due_s)
             for parent, due_s in zip(parents, workload.schedule, strict=True)
         ],
+        nominal_s=list(workload.schedule),
         turns=turns,
         sessions=sessions,
         identities_count=_identities_count(requests),

@@ -239,9 +239,12 @@ async def sees_all(session: ClientSession, admin_port: int) -> bool:
 @contextlib.asynccontextmanager
 async def herd_of(redis_socket: Path, *options: str) -> AsyncIterator[Herd]:
     """A fleet of its own on the embedded server, and router processes that know it."""
-    client = embedded_redis.client(f"unix://{redis_socket}")
-    await client.flushall()
-    async with Engines() as engines, asyncio.TaskGroup() as tasks:
+    async with (
+        embedded_redis.client(f"unix://{redis_socket}") as client,
+        Engines() as engines,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await client.flushall()
         fleet = make_fleet_record()
         await functions.run(client, fleet_functions.create(fleet))
         for number, port in enumerate(engines.ports):
@@ -264,7 +267,6 @@ async def herd_of(redis_socket: Path, *options: str) -> AsyncIterator[Herd]:
             herd.ports = [one["port"] for one in ports]
             yield herd
         renewal.cancel()
-    await client.aclose()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

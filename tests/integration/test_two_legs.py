@@ -388,11 +388,24 @@ async def test_the_only_prefiller_is_asked_again(redis_client, redis_socket) -> 
 
 
 async def test_a_last_500_is_passed_on(redis_client, redis_socket) -> None:
-    """Tries are bounded over both legs together."""
+    """Tries are bounded over both legs together; nobody is ejected for what another one held."""
     p, d = prefiller("p"), decoder("d", failing(500))
-    async with fleet(redis_client, redis_socket, p, d, retries_max=1) as one:
+    bounds = {"retries_max": 1, "ejection_failures_min": 1}
+    async with fleet(redis_client, redis_socket, p, d, **bounds) as one:
         assert (await ask(one))[0] == 500
+        async with one.client.get("/fleet") as answer:
+            instances = (await answer.json())["fleets"][0]["instances"]
+        assert [instance["ejection"] for instance in instances] == [None] * 2
     assert (len(p.bodies), len(d.bodies)) == (2, 2)
+
+
+async def test_a_decoder_that_loses_every_transfer_is_left(redis_client, redis_socket) -> None:
+    """Once the prefiller may be to blame; of two in a row at one decoder, the decoder is."""
+    p, q, bad, good = prefiller("p"), prefiller("q"), decoder("bad", failing(500)), decoder("good")
+    async with fleet(redis_client, redis_socket, p, q, bad, good, retries_max=2) as one:
+        for _ in range(8):
+            assert (await ask(one))[:2] == (200, STREAM)
+    assert bad.bodies
 
 
 async def test_nothing_is_tried_again_behind_a_byte(redis_client, redis_socket) -> None:

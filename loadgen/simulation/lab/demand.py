@@ -19,6 +19,7 @@ class Demand:
     Attributes:
         requests: named by their place.
         steps: when each is due.
+        nominal_s: when each would arrive if answers took the time that the rows assume.
         turns: earlier answers in the prompt.
         sessions: the place of the first request of the session.
         history_tokens: of the prompt, what its parent and the answer to that were; None: no parent
@@ -28,6 +29,7 @@ class Demand:
 
     requests: Sequence[ChainRequest]
     steps: Sequence[Step]
+    nominal_s: Sequence[float]
     turns: Sequence[int]
     sessions: Sequence[int]
     identities_count: int
@@ -68,6 +70,7 @@ def demanded(rows: Sequence[TraceRow], *, pace: Pace, block_size_tokens: int) ->
     return Demand(
         requests=requests,
         steps=plan(rows, pace),
+        nominal_s=[row.arrival_s for row in rows],
         turns=turns,
         sessions=sessions,
         identities_count=largest + 1,

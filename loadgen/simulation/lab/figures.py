@@ -1,7 +1,8 @@
 """What one run of the policy lab amounts to. Pure.
 
 TTFT counts from arrival at the router to the first token, TPOT is (last token - first token) /
-(output tokens - 1), undefined for one token. Requests count that arrived in the measured window.
+(output tokens - 1), undefined for one token. Requests count whose nominal arrival is in
+the measured window: the same ones for every policy.
 A figure nothing was measured of is NaN, and null in JSON.
 """
 
@@ -104,10 +105,14 @@ class Requests:
     """A column per property, one entry per request; NaN where a request was lost.
 
     Args:
+        nominal_s: when it would arrive if answers took the time that the workload assumes: in
+            closed loop slow answers make follow-ups late, and still the same requests have to
+            count for every policy. Those that never came have no arrival.
         slot: index of the instance that served it; anything for a lost one.
         tier_hit_tokens: loaded from a tier; None: there is none.
     """
 
+    nominal_s: Floats
     arrived_s: Floats
     first_token_s: Floats
     ended_s: Floats
@@ -133,7 +138,7 @@ class BusySamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is measured: arrivals from `from_s` on, before `to_s`."""
+    """What is measured: requests whose nominal arrival is from `from_s` on, before `to_s`."""
 
     from_s: float
     to_s: float
@@ -168,9 +173,10 @@ def figures(
     virtual_s: float,
 ) -> RunFigures:
     """Measure a run, which has to last until every request has ended: what has not is lost."""
-    length_s = window.to_s - window.from_s
-    assert length_s > 0, window
-    arrived = (requests.arrived_s >= window.from_s) & (requests.arrived_s < window.to_s)
+    assert window.to_s > window.from_s, window
+    arrived = (requests.nominal_s >= window.from_s) & (requests.nominal_s < window.to_s)
+    latest_s = float(np.max(requests.arrived_s[arrived], initial=window.to_s))
+    length_s = latest_s - window.from_s  # whoever makes requests late has served fewer a second
     served = arrived & np.isfinite(requests.ended_s)
     slots = requests.slot[served]
     assert ((slots >= 0) & (slots < busy.busy_s.shape[1])).all(), "served by no instance"

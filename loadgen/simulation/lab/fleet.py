@@ -138,7 +138,7 @@ class LabFleet:
         self._policies = [for_router(policy, lambda: self.now_s) for _ in range(spec.routers)]
         self._tier: LabTier | None = None
         if spec.tier is not None:
-            self._tier = LabTier(spec.tier, config.cost, block_size_tokens=BLOCK_SIZE_TOKENS)
+            self._tier = LabTier(spec.tier, block_size_tokens=BLOCK_SIZE_TOKENS)
         columns = None if self._tier is None else self._tier.columns
         self.engines = [SpanEngine(config, tier=columns) for _ in range(count)]
         for engine in self.engines:
@@ -185,6 +185,7 @@ class LabFleet:
         columns, requests = self._columns, self.demand.requests
         return LabRun(
             requests=Requests(
+                nominal_s=np.array(self.demand.nominal_s),
                 arrived_s=columns.arrived_s,
                 first_token_s=columns.first_token_s,
                 ended_s=columns.ended_s,

@@ -2,7 +2,6 @@
 
 from router.snapshot import FleetSnapshot
 from router.tier import TierLoad, with_tier
-from workers.simulated.cost_model import CostModel
 from workers.simulated.fast.block_columns import Identities
 from workers.simulated.fast.tier import TierColumns
 from workers.simulated.tier import TierConfig
@@ -15,17 +14,15 @@ class LabTier:
         columns: for the engines.
     """
 
-    def __init__(self, config: TierConfig, cost: CostModel, *, block_size_tokens: int) -> None:
+    def __init__(self, config: TierConfig, *, block_size_tokens: int) -> None:
         """An empty tier.
 
         Args:
             config: its size and speed.
-            cost: of the engines, for what a load counts as.
             block_size_tokens: of the engines.
         """
         self.columns = TierColumns(config)
         self._load = TierLoad(tokens_per_s=config.tokens_per_s, latency_s=config.latency_s)
-        self._prefill_s_per_token = cost.linear_s_per_token
         self._block_size_tokens = block_size_tokens
 
     def seen(
@@ -41,10 +38,4 @@ class LabTier:
         if len(blocks):
             self.columns.learn(int(blocks.max()) + 1)
         depth_tokens = self.columns.match(blocks) * self._block_size_tokens
-        return with_tier(
-            snapshot,
-            prompt_tokens,
-            depth_tokens,
-            self._load,
-            prefill_s_per_token=self._prefill_s_per_token,
-        )
+        return with_tier(snapshot, prompt_tokens, depth_tokens, self._load)

@@ -46,7 +46,7 @@ def base_rows(
             options = ReadOptions(**read, seed=seed)
             rows: Iterable[TraceRow] = by_arrival(read_rows(paths, options, span))
         else:
-            is_cut = spec.turns_max or spec.think_max_s or spec.prompt_tokens_max
+            is_cut = spec.turns_max or spec.prompt_tokens_max
             factor = _ROWS_PER_KEPT if is_cut else 1
             rows = _generated(spec, requests_count=factor * requests_count, seed=seed)
     except TypeError as error:

@@ -28,6 +28,7 @@ KEY = RunKey(
     variant="tier",
 )
 REQUESTS = Requests(
+    nominal_s=np.array([9.0, 10.0, 12.0, 13.0, 14.0, 20.0]),
     arrived_s=np.array([9.0, 10.0, 12.0, 13.0, 14.0, 20.0]),
     first_token_s=np.array([9.5, 11.0, 15.0, 13.5, nan, 20.1]),
     ended_s=np.array([9.6, 12.0, 15.0, 14.0, nan, 20.2]),
@@ -48,6 +49,21 @@ WINDOW = Window(from_s=10.0, to_s=20.0)
 def measured(requests: Requests = REQUESTS, busy: BusySamples = BUSY, slo=CHAT_SLO) -> RunFigures:
     """Of the window from 10 to 20 s."""
     return figures(KEY, requests, busy, WINDOW, slo=slo, offered_rps=0.4, cpu_s=1.5, virtual_s=30.0)
+
+
+def test_a_policy_that_makes_follow_ups_late_is_measured_by_the_same_requests() -> None:
+    """The one due at 14 came at 25: it counts, and the served ones took until then."""
+    late = replace(
+        REQUESTS,
+        arrived_s=np.array([9.0, 10.0, 12.0, 13.0, 25.0, 20.0]),
+        first_token_s=np.array([9.5, 11.0, 15.0, 13.5, 25.5, 20.1]),
+        ended_s=np.array([9.6, 12.0, 15.0, 14.0, 25.6, 20.2]),
+    )
+    late = replace(late, slot=np.where(late.slot < 0, 0, late.slot))
+    late = replace(late, hit_tokens=np.nan_to_num(late.hit_tokens))
+    found = measured(late)
+    assert (found.requests, found.lost) == (4, 0)
+    assert found.prompt_tokens_per_s == pytest.approx(4500 / 15)
 
 
 def test_times_are_of_requests_that_arrived_in_the_window_and_were_served() -> None:

@@ -15,13 +15,14 @@ from router.tier import TierLoad, TierRoster, with_tier
 
 PROMPT_TOKENS = 1600
 LOAD = TierLoad(tokens_per_s=10_000.0, latency_s=0.01)
-TOKEN_S = 1e-3  # loading is ten times as fast as computing
+COST = PrefillCost(linear_s_per_token=1e-3, attention_s_per_pair=0.0)
+"""Loading is ten times as fast as computing."""
 
 
 def seen(*, hits: list[int], depth: int, load: TierLoad = LOAD) -> FleetSnapshot:
     """Instances with these local hits and a tier that holds so much of the prompt."""
-    snapshot = make_snapshot(PROMPT_TOKENS, hit_tokens=hits)
-    return with_tier(snapshot, PROMPT_TOKENS, depth, load, prefill_s_per_token=TOKEN_S)
+    snapshot = replace(make_snapshot(PROMPT_TOKENS, hit_tokens=hits), prefill_cost=COST)
+    return with_tier(snapshot, PROMPT_TOKENS, depth, load)
 
 
 def test_loaded_tokens_count_by_the_time_their_load_takes() -> None:
@@ -56,14 +57,11 @@ def test_a_tier_that_holds_nothing_more_changes_nothing() -> None:
 def test_the_product_prefers_an_idle_instance_that_loads() -> None:
     """Without the tier the holder wins, 200 x 2 < 1600 x 1; with it 168 < 200 x 2."""
     hits, busy = [1400 // 16 * 16, 0], np.array([1, 0])
-    alone = replace(make_snapshot(PROMPT_TOKENS, hit_tokens=hits), batch_size=busy)
-    tiered = with_tier(
-        alone,
-        PROMPT_TOKENS,
-        PROMPT_TOKENS,
-        TierLoad(tokens_per_s=1e5, latency_s=0.0),
-        prefill_s_per_token=TOKEN_S,
+    alone = replace(
+        make_snapshot(PROMPT_TOKENS, hit_tokens=hits), batch_size=busy, prefill_cost=COST
     )
+    fast = TierLoad(tokens_per_s=1e5, latency_s=0.0)
+    tiered = with_tier(alone, PROMPT_TOKENS, PROMPT_TOKENS, fast)
     request = make_request(PROMPT_TOKENS)
     assert LMetric()(request, alone).argmin() == 0
     assert LMetric()(request, tiered).argmin() == 1
@@ -99,9 +97,11 @@ def test_no_load_counts_as_more_than_the_longest_prompt(tokens_per_s: float) -> 
 def test_what_a_request_in_flight_will_compute_is_loaded_where_the_tier_holds_as_much() -> None:
     """Else it is waited for; the resident part is hit either way."""
     snapshot = replace(
-        make_snapshot(PROMPT_TOKENS, hit_tokens=[480, 960]), in_flight_tokens=np.array([320, 320])
+        make_snapshot(PROMPT_TOKENS, hit_tokens=[480, 960]),
+        in_flight_tokens=np.array([320, 320]),
+        prefill_cost=COST,
     )
-    fleet = with_tier(snapshot, PROMPT_TOKENS, 640, LOAD, prefill_s_per_token=TOKEN_S)
+    fleet = with_tier(snapshot, PROMPT_TOKENS, 640, LOAD)
     assert fleet.tier_tokens is not None
     assert fleet.hit_tokens.tolist() == [160, 960]
     assert fleet.in_flight_tokens.tolist() == [0, 320]
