@@ -217,13 +217,17 @@ def _simulate(config: SimulateConfig, console: Console) -> int:
     from loadgen.simulation.lab import command  # noqa: PLC0415  # loads the router, when asked for
 
     selection = command.Selection(**_fields_of(command.Selection, config))
-    command.simulate(
-        selection,
-        Path(config.output),
-        console,
-        processes=config.processes,
-        fresh=config.fresh,
-    )
+    try:
+        command.simulate(
+            selection,
+            Path(config.output),
+            console,
+            processes=config.processes,
+            fresh=config.fresh,
+        )
+    except KeyboardInterrupt:
+        console.print("interrupted: finished runs are kept, the same command goes on with the rest")
+        raise
     return 0
 
 

@@ -1,9 +1,7 @@
 """`python -m loadgen consistency`: how alike several routers decide, in virtual time."""
 
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from loadgen.simulation import joining, verdicts
+from loadgen.simulation import joining, processes, verdicts
 from loadgen.simulation.cells import WARM_UP_S, Cell, measure, play
 from loadgen.simulation.records import Figures
 from loadgen.simulation.verdicts import Comparison
@@ -114,10 +112,9 @@ def run(plan: Plan, output: Path, console: Console) -> bool:
     cells, joins = plan.cells(), plan.joining_cells()
     measured: dict[Cell, Figures] = {}
     joined: dict[Cell, joining.Joining] = {}
-    context = multiprocessing.get_context("spawn")
     with (
         _progress(console, len(cells) + len(joins)) as advance,
-        ProcessPoolExecutor(plan.processes, mp_context=context) as pool,
+        processes.pool(plan.processes) as pool,
     ):
         joins_running = {cell: pool.submit(_join, cell) for cell in joins}
         cells_running = {cell: pool.submit(measure, cell) for cell in cells}

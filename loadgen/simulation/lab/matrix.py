@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Final, Self, TypeVar
 from pydantic import TypeAdapter
 
 from loadgen.errors import LoadgenError
+from loadgen.simulation import processes
 from loadgen.simulation.lab.capacity import Bounds, Found, find_capacity
 from loadgen.simulation.lab.cells import Cell, measure
 from loadgen.simulation.lab.figures import RunFigures
@@ -172,7 +172,7 @@ class Workers:
     """Processes that run cells; within `with`."""
 
     def __init__(self, count: int) -> None:
-        self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        self._pool = processes.pool(count)
 
     def __enter__(self) -> Self:
         return self
