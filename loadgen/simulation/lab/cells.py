@@ -9,10 +9,10 @@ from loadgen.simulation.instances import BLOCK_SIZE_TOKENS
 from loadgen.simulation.lab.demand import Demand, demanded
 from loadgen.simulation.lab.figures import RunFigures, RunKey, Window, figures
 from loadgen.simulation.lab.fleet import LabFleet, LabSpec
+from loadgen.simulation.lab.policy_names import policy_of
 from loadgen.simulation.lab.scenario import Fleet, ScenarioError, Traces, WorkloadSpec
 from loadgen.simulation.lab.workloads import at_rate, base_rows
 from loadgen.trace_row import TraceRow
-from router.policies import policy_by_name
 from workers.simulated.tier import TierConfig
 
 _DEMANDS_KEPT = 2
@@ -71,7 +71,7 @@ def measure(cell: Cell) -> RunFigures:
         capacity_blocks=fleet.capacity_blocks,
         tier=None if fleet.tier is None else TierConfig(**fleet.tier.model_dump()),
     )
-    run = LabFleet(spec, policy_by_name(cell.policy), demand, seed=cell.seed).play()
+    run = LabFleet(spec, policy_of(cell.policy), demand, seed=cell.seed).play()
     starts_s = demand.root_arrivals_s
     from_s = starts_s[int(cell.workload.warm_up_ratio * (len(starts_s) - 1))]
     return figures(

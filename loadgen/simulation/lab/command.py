@@ -17,6 +17,7 @@ from loadgen.simulation.lab.capacity import Bounds, Found
 from loadgen.simulation.lab.cells import Cell
 from loadgen.simulation.lab.figures import AGENT_SLO, RunFigures
 from loadgen.simulation.lab.matrix import Kept, Workers, capacity_cell, cells, digest
+from loadgen.simulation.lab.policy_names import policy_of
 from loadgen.simulation.lab.report.cells import Matrix
 from loadgen.simulation.lab.report.claims import judge
 from loadgen.simulation.lab.report.console import console_claims, console_comparison
@@ -29,7 +30,6 @@ from loadgen.simulation.lab.scenario import (
     WorkloadSpec,
     load_scenario,
 )
-from router.policies import policy_by_name
 from workers.simulated.cost_model import ProfileError, load_profile
 
 _STEADY_RATIO = 10
@@ -73,7 +73,7 @@ class Selection:
         chosen = scenario.model_copy(update={what: tuple(of) for what, of in wanted.items()})
         for name in (*chosen.policies, chosen.capacity_policy):
             try:
-                policy_by_name(name)
+                policy_of(name)
             except ValueError as error:
                 raise ScenarioError(f"policies: {error}") from error
         for fleet in chosen.fleets:

@@ -19,6 +19,7 @@ from loadgen.simulation.lab.capacity import Bounds, Found, find_capacity
 from loadgen.simulation.lab.cells import Cell, measure
 from loadgen.simulation.lab.command import Selection, capacity, simulate
 from loadgen.simulation.lab.matrix import Workers, digest
+from loadgen.simulation.lab.policy_names import policy_of
 from loadgen.simulation.lab.scenario import (
     Fleet,
     ScenarioError,
@@ -28,6 +29,7 @@ from loadgen.simulation.lab.scenario import (
 )
 from loadgen.simulation.lab.workloads import at_rate, base_rows
 from loadgen.trace import write_trace
+from router.policies.smetric import SMetric
 
 NO_TRACES = Traces(folder=Path("/nonexistent"))
 SMALL = """
@@ -107,6 +109,10 @@ def test_shipped_scenarios_name_policies_and_workloads_that_exist(name: str) -> 
         ),
         (("duration_s = 4", "warm_up_ratio = 1.0"), "workloads.0.warm_up_ratio"),
         (('"round_robin"', '"roundrobin"'), "unknown policy `roundrobin`"),
+        (('"round_robin"', '"smetric[slak=2]"'), "no parameter `slak`; it has slack"),
+        (('"round_robin"', '"round_robin[a=2]"'), "no parameter `a`; it has none"),
+        (('"round_robin"', '"smetric[slack=x]"'), "`x` is no number"),
+        (('"round_robin"', '"smetric[slack=2"'), "is no policy"),
     ],
 )
 def test_a_wrong_scenario_is_refused_by_the_field(
@@ -116,6 +122,13 @@ def test_a_wrong_scenario_is_refused_by_the_field(
     path = scenario_file(tmp_path, SMALL.replace(*change))
     with pytest.raises(ScenarioError, match=message):
         Selection(scenario=path).chosen()
+
+
+def test_a_policy_may_have_other_parameters() -> None:
+    """The router's rule with those, under the name that asked for them."""
+    name = "smetric[slack=2,eviction_ratio=0.25]"
+    assert policy_of(name) == SMetric(name, slack=2.0, eviction_ratio=0.25)
+    assert policy_of("smetric") == SMetric()
 
 
 def test_what_there_is_not_is_named_with_what_there_is() -> None:
