@@ -2,7 +2,7 @@
 
 from indexer.contract import keys
 from indexer.contract.identifiers import InstanceId
-from indexer.contract.records import FleetRecord, InstanceRecord
+from indexer.contract.records import FleetRecord, InstanceRecord, Role
 from loadgen.simulation.workload import OUTPUT_IDS
 from router.eligibility import Roster
 from router.snapshot import PrefillCost
@@ -49,8 +49,16 @@ def make_prefill_cost(engine: EngineConfig) -> PrefillCost:
     )
 
 
-def make_membership(count: int, engine: EngineConfig) -> tuple[FleetRecord, Roster]:
-    """A fleet of equal instances as routers know it."""
+def make_membership(
+    count: int, engine: EngineConfig, *, prefill_count: int = 0
+) -> tuple[FleetRecord, Roster]:
+    """A fleet of equal instances as routers know it.
+
+    Args:
+        count: instances.
+        engine: of each.
+        prefill_count: the first so many only prefill and the others only decode; 0: all do both.
+    """
     fleet = FleetRecord(
         fleet_id=keys.fleet_id("m"),
         model_scope="m",
@@ -67,7 +75,14 @@ def make_membership(count: int, engine: EngineConfig) -> tuple[FleetRecord, Rost
             model_root="m",
             block_size_tokens=BLOCK_SIZE_TOKENS,
             capacity_blocks=engine.capacity_blocks,
+            role=_role(slot, prefill_count),
         )
         for slot in range(count)
     }
     return fleet, Roster.of(records)
+
+
+def _role(slot: int, prefill_count: int) -> Role:
+    if prefill_count == 0:
+        return Role.BOTH
+    return Role.PREFILL if slot < prefill_count else Role.DECODE

@@ -42,7 +42,8 @@ from loadgen.records import RequestRecord
 from loadgen.simulation.chains import chain_requests
 from loadgen.simulation.instances import make_engine_config
 from loadgen.simulation.lab.demand import Demand
-from loadgen.simulation.lab.fleet import LabFleet, LabSpec
+from loadgen.simulation.lab.fleet import LabFleet
+from loadgen.simulation.lab.spec import LabSpec
 from loadgen.workloads.pacing import Step
 from router.policies import policy_by_name
 from workers.simulated.fast.engine import SpanEngine

@@ -8,9 +8,10 @@ from loadgen.metrics import Slo
 from loadgen.simulation.instances import BLOCK_SIZE_TOKENS
 from loadgen.simulation.lab.demand import Demand, demanded
 from loadgen.simulation.lab.figures import RunFigures, RunKey, Window, figures
-from loadgen.simulation.lab.fleet import LabFleet, LabSpec
+from loadgen.simulation.lab.fleet import LabFleet
 from loadgen.simulation.lab.policy_names import policy_of
 from loadgen.simulation.lab.scenario import Fleet, ScenarioError, Traces, WorkloadSpec
+from loadgen.simulation.lab.spec import Handovers, LabSpec
 from loadgen.simulation.lab.workloads import at_rate, base_rows
 from loadgen.trace_row import TraceRow
 from workers.simulated.tier import TierConfig
@@ -62,6 +63,10 @@ def measure(cell: Cell) -> RunFigures:
     fleet = cell.fleet
     spec = LabSpec(
         instances=fleet.instances,
+        prefill_instances=fleet.prefill_instances,
+        handovers=Handovers(
+            tokens_per_s=fleet.transfer_tokens_per_s, latency_s=fleet.transfer_latency_s
+        ),
         routers=fleet.routers,
         staleness_s=fleet.staleness_s,
         detects_hot_prefixes=fleet.detects_hot_prefixes,

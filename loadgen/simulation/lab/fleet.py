@@ -3,89 +3,45 @@
 No sockets, no Redis and no clock: equal arguments give equal results. Policies, eligibility,
 ranking and the laws of reservations are the router's; the engines are
 `workers.simulated.fast.engine.SpanEngine`, bit-equal to those that serve HTTP.
+
+Where prefill and decode are apart, a request's prompt is computed on one engine, handed over (the
+decode engine takes what it lacks after the time of the transfer, while it goes on with others), and
+all its tokens come from the other one.
 """
 
 import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 
-from indexer.contract.milestones import Milestones
-from loadgen.simulation.chain_holders import ChainHolders
-from loadgen.simulation.instances import (
-    BLOCK_SIZE_TOKENS,
-    make_engine_config,
-    make_membership,
-    make_prefill_cost,
-)
-from loadgen.simulation.lab.delayed_books import DelayedBooks
+from loadgen.simulation.instances import BLOCK_SIZE_TOKENS, make_engine_config
 from loadgen.simulation.lab.demand import Demand
 from loadgen.simulation.lab.figures import BusySamples, Requests
+from loadgen.simulation.lab.routers import Asked, Flight, Routers
+from loadgen.simulation.lab.spec import LabSpec
 from loadgen.simulation.lab.tier import LabTier
-from loadgen.simulation.reserving import detected, reserve_shared
-from loadgen.simulation.shared_books import SharedBooks
 from loadgen.simulation.span_driver import SpanDriver
 from loadgen.workloads.pacing import Pacer
-from router.decide import decide
-from router.eligibility import Sighting, eligible_snapshot
-from router.policies.base import Policy, for_router, tell_decided, tell_ended
-from router.snapshot import Decision, RequestView
-from workers.simulated.engine import RequestTooLongError
+from router.legs import Leg
+from router.policies.base import Policy
+from router.snapshot import RequestView
+from workers.simulated.engine import EngineConfig, RequestTooLongError
 from workers.simulated.fast.engine import SpanEngine
+from workers.simulated.fast.request import ChainRequest
 from workers.simulated.fast.span import ChainAdmission, Reached
+from workers.simulated.fast.tier import TierColumns
 from workers.simulated.tier import TierConfig
 
-LOST = -1
+LOST: Final = -1
 """Slot of a request that no engine could take."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabSpec:
-    """The fleet.
-
-    Attributes:
-        instances: how many, all of one profile.
-        routers: how many; each request goes to a random one, drawn apart from the workload.
-        staleness_s: 0: routers share their reservations, as through Redis. Else each knows its own
-            requests at once and everything else so much later; no reservation answers.
-        detects_hot_prefixes: routers take the holders of too hot a prefix out (`router.detector`);
-            needs shared reservations.
-        tier: a store of KV$ that all instances share and routers credit; None: there is none.
-        decide_s: arrival -> the choice, with the counters of then.
-        note_s: first token or end -> the counters say so.
-        events_s: the end of an engine's step -> the index knows its blocks.
-        report_interval_s: between an engine's reports of running and waiting requests.
-        sample_interval_s: between looks at the instances' busy time.
-    """
-
-    instances: int = 16
-    routers: int = 1
-    staleness_s: float = 0.0
-    detects_hot_prefixes: bool = False
-    profile: str = "h20-qwen3-30b-a3b"
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    capacity_blocks: int | None = None
-    tier: TierConfig | None = None
-    decide_s: float = 0.002
-    note_s: float = 0.001
-    events_s: float = 0.020
-    report_interval_s: float = 0.1
-    sample_interval_s: float = 1.0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A request between its choice and its end."""
-
-    place: int
-    router: int
-    view: RequestView
-    decision: Decision
+_AT_ONCE: Final = TierConfig(capacity_blocks=1 << 40, tokens_per_s=math.inf, latency_s=0.0)
+"""Of what has been handed over: it is there when the decode engine begins, the time has passed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,49 +84,49 @@ class LabFleet:
 
     def __init__(self, spec: LabSpec, policy: Policy, demand: Demand, *, seed: int) -> None:
         self.spec, self.demand, self.now_s = spec, demand, 0.0
-        count = spec.instances
         config = make_engine_config(
             spec.profile,
             max_num_seqs=spec.max_num_seqs,
             max_num_batched_tokens=spec.max_num_batched_tokens,
             capacity_blocks=spec.capacity_blocks,
         )
-        self._policies = [for_router(policy, lambda: self.now_s) for _ in range(spec.routers)]
-        self._tier: LabTier | None = None
+        tier = None
         if spec.tier is not None:
-            self._tier = LabTier(spec.tier, block_size_tokens=BLOCK_SIZE_TOKENS)
-        columns = None if self._tier is None else self._tier.columns
-        self.engines = [SpanEngine(config, tier=columns) for _ in range(count)]
-        for engine in self.engines:
-            engine.pool.learn(demand.identities_count)
+            tier = LabTier(spec.tier, block_size_tokens=BLOCK_SIZE_TOKENS)
+        self._handed_over = TierColumns(_AT_ONCE)
+        self.engines = [self._engine(slot, config, tier) for slot in range(spec.instances)]
         self._drivers = [
             SpanDriver(engine, self._at, admitted=self._admitted, reached=self._reached)
             for engine in self.engines
         ]
-        self._books = SharedBooks(count)
-        for slot in range(count):
-            self._books.open(slot)
-        self._delayed = (
-            DelayedBooks(spec.routers, count, staleness_s=spec.staleness_s, at=self._at)
-            if spec.staleness_s
-            else None
+        self._routers = Routers(
+            spec,
+            policy,
+            self.engines,
+            identities_count=demand.identities_count,
+            tier=tier,
+            at=self._at,
+            clock=lambda: self.now_s,
         )
-        self._holders = ChainHolders(count, demand.identities_count)
-        self._fleet, self._roster = make_membership(count, config)
-        self._prefill_cost = make_prefill_cost(config)
         self._pacer = Pacer(demand.steps)
         self._asked_s = math.inf
         self._router_of = np.random.default_rng([seed, 2]).integers(
             spec.routers, size=len(demand.requests)
         )
-        self._sequences = [itertools.count() for _ in range(spec.routers)]
-        self._flights: dict[int, _Flight] = {}
-        self._reports_due = [False] * count
+        self._flights: dict[int, Flight] = {}
+        self._reports_due = [False] * spec.instances
         self._columns = _Columns(len(demand.requests))
         self._samples: list[tuple[float, list[float]]] = []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._in_flight = 0
+
+    def _engine(self, slot: int, config: EngineConfig, tier: LabTier | None) -> SpanEngine:
+        decodes_only = self.spec.is_parted and slot >= self.spec.prefill_instances
+        columns = self._handed_over if decodes_only else None if tier is None else tier.columns
+        engine = SpanEngine(config, tier=columns)
+        engine.pool.learn(self.demand.identities_count)
+        return engine
 
     def play(self) -> LabRun:
         """Run until every request has ended."""
@@ -180,8 +136,7 @@ class LabFleet:
             self.now_s, _, action = heapq.heappop(self._due)
             action()
         assert not self._flights, "a request has not ended"
-        assert not self._books.entries, "a reservation is left"
-        assert self._delayed is None or self._delayed.is_empty, "something is booked still"
+        assert self._routers.is_idle, "something is booked still"
         columns, requests = self._columns, self.demand.requests
         return LabRun(
             requests=Requests(
@@ -232,82 +187,52 @@ class LabFleet:
     def _decide(self, place: int) -> None:
         request, demand = self.demand.requests[place], self.demand
         router = int(self._router_of[place])
-        view = RequestView(
-            request_id=request.request_id,
-            sequence=next(self._sequences[router]),
-            prompt_tokens=request.prompt_tokens,
-            session_id=str(demand.sessions[place]),
-            turn=demand.turns[place],
-            history_tokens=demand.history_of(place),
+        asked = Asked(
+            router=router,
+            view=RequestView(
+                request_id=request.request_id,
+                sequence=self._routers.next_number(router),
+                prompt_tokens=request.prompt_tokens,
+                session_id=str(demand.sessions[place]),
+                turn=demand.turns[place],
+                history_tokens=demand.history_of(place),
+            ),
+            blocks=request.blocks[: request.prompt_tokens // BLOCK_SIZE_TOKENS],
+            generates=request.output_tokens > 1,
         )
-        decision = self._decision(place, router, view, request.blocks)
-        tell_decided(self._policies[router], view, decision)
-        flight = _Flight(place=place, router=router, view=view, decision=decision)
+        flight = self._routers.choose(asked, self.now_s)
+        if flight.leg is Leg.PREFILL:
+            request = replace(request, output_tokens=1, blocks=asked.blocks)
+        self._add(place, flight, request)
+
+    def _add(self, place: int, flight: Flight, request: ChainRequest) -> None:
+        """To the queue of the chosen engine, which refuses what could not finish even alone."""
         self._flights[place] = flight
-        self._columns.slot[place] = decision.slot
+        self._columns.slot[place] = flight.slot
         try:
-            self._drivers[decision.slot].add(request, self.now_s)
+            self._drivers[flight.slot].add(request, self.now_s)
         except RequestTooLongError:
             self._columns.slot[place] = LOST
             del self._flights[place]
-            self._release(flight, None)
+            self._routers.released(flight, self.now_s, None)
             self._end(place)
         else:
-            self._changed(decision.slot)
+            self._changed(flight.slot)
 
-    def _decision(self, place: int, router: int, view: RequestView, blocks: np.ndarray) -> Decision:
-        """Choose by what the router knows at this moment, and book."""
-        spec, policy = self.spec, self._policies[router]
-        known_s = self.now_s - spec.events_s - spec.staleness_s
-        for slot, engine in enumerate(self.engines):
-            self._holders.apply(slot, engine.changes(known_s))
-        prompt = blocks[: view.prompt_tokens // BLOCK_SIZE_TOKENS]
-        milestones = None
-        if self._delayed is None:
-            milestones = Milestones.of(
-                prompt.tobytes(),
-                prompt_tokens=view.prompt_tokens,
-                block_size_tokens=BLOCK_SIZE_TOKENS,
-            )
-        counters, siblings = self._books.read(self.now_s, milestones.packed if milestones else b"")
-        sighting = Sighting(
-            fleet=self._fleet,
-            roster=self._roster,
-            counters=counters,
-            depth_blocks=self._holders.depths(prompt),
-            siblings=siblings,
-            taken_s=self.now_s,
+    def _hand_over(self, place: int, asked: Asked) -> None:
+        """Prefilled: choose who decodes, who begins when what it lacks has come."""
+        flight = self._routers.choose_decoder(asked, self.now_s)
+        held = len(self.engines[flight.slot].pool.match(asked.blocks))
+        tokens = asked.view.prompt_tokens - held * BLOCK_SIZE_TOKENS
+        self._at(
+            self.now_s + self.spec.handovers.transfer_s(tokens),
+            partial(self._decode, place, flight),
         )
-        snapshot = eligible_snapshot(sighting, view.prompt_tokens, prefill_cost=self._prefill_cost)
-        if self._tier is not None:
-            snapshot = self._tier.seen(snapshot, view.prompt_tokens, prompt)
-        key = (router, place)
-        if self._delayed is None:
-            detection = None
-            if spec.detects_hot_prefixes:
-                hashes = prompt.tobytes()
-                detection = detected(self._books, hashes, snapshot, now_s=self.now_s)
-                snapshot = detection.candidates(snapshot)
-            return reserve_shared(
-                self._books,
-                policy,
-                key,
-                view,
-                snapshot,
-                milestones=milestones,
-                now_s=self.now_s,
-                detection=detection,
-            )
-        decision = decide(policy, view, self._delayed.seen(router, snapshot))
-        self._delayed.book(
-            router,
-            decision.slot,
-            requests=1,
-            tokens=decision.new_prefill_tokens,
-            context_tokens=decision.context_tokens,
-            now_s=self.now_s,
-        )
-        return decision
+
+    def _decode(self, place: int, flight: Flight) -> None:
+        self._handed_over.learn(self.demand.identities_count)
+        self._handed_over.write(flight.asked.blocks)
+        self._add(place, flight, self.demand.requests[place])
 
     def _end(self, place: int) -> None:
         """The client has its answer, or an error."""
@@ -321,9 +246,11 @@ class LabFleet:
         del now_s
         for admission in admissions:
             place = int(admission.request.request_id)
-            self._columns.hit_tokens[place] = admission.hit_tokens
-            self._columns.tier_hit_tokens[place] = admission.tier_hit_tokens
-            self._changed(int(self._columns.slot[place]))
+            flight = self._flights[place]
+            if flight.leg is not Leg.DECODE:  # hits are the prefill's
+                self._columns.hit_tokens[place] = admission.hit_tokens
+                self._columns.tier_hit_tokens[place] = admission.tier_hit_tokens
+            self._changed(flight.slot)
 
     def _reached(self, reached: Sequence[Reached], now_s: float) -> None:
         note_s = now_s + self.spec.note_s
@@ -333,39 +260,24 @@ class LabFleet:
             if first:
                 self._columns.first_token_s[place] = now_s
                 self._at(note_s, partial(self._prefilled, flight))
-            if last:
+            if not last:
+                continue
+            decode_s = now_s - float(self._columns.first_token_s[place])
+            self._at(note_s, partial(self._released, flight, decode_s))
+            del self._flights[place]
+            self._changed(flight.slot)
+            if flight.leg is Leg.PREFILL:
+                at_s = now_s + self.spec.decide_s
+                self._at(at_s, partial(self._hand_over, place, flight.asked))
+            else:
                 self._columns.ended_s[place] = now_s
-                decode_s = now_s - float(self._columns.first_token_s[place])
-                self._at(note_s, partial(self._release, flight, decode_s))
-                del self._flights[place]
-                self._changed(flight.decision.slot)
                 self._end(place)
 
-    def _prefilled(self, flight: _Flight) -> None:
-        if self._delayed is None:
-            self._books.prefilled((flight.router, flight.place))
-        else:
-            self._take_back(flight, requests=0, tokens=flight.decision.new_prefill_tokens)
+    def _prefilled(self, flight: Flight) -> None:
+        self._routers.prefilled(flight, self.now_s)
 
-    def _release(self, flight: _Flight, decode_s: float | None) -> None:
-        tell_ended(self._policies[flight.router], flight.view, flight.decision, decode_s)
-        if self._delayed is None:
-            self._books.release((flight.router, flight.place))
-        else:  # of what never was prefilled, the tokens too
-            tokens = flight.decision.new_prefill_tokens if decode_s is None else 0
-            self._take_back(flight, requests=1, tokens=tokens)
-
-    def _take_back(self, flight: _Flight, *, requests: int, tokens: int) -> None:
-        """From the book of a router that shares no reservations."""
-        assert self._delayed is not None, "reservations are shared"
-        self._delayed.book(
-            flight.router,
-            flight.decision.slot,
-            requests=-requests,
-            tokens=-tokens,
-            context_tokens=flight.decision.context_tokens,
-            now_s=self.now_s,
-        )
+    def _released(self, flight: Flight, decode_s: float) -> None:
+        self._routers.released(flight, self.now_s, decode_s)
 
     def _changed(self, slot: int) -> None:
         """Counters of an engine have changed: its next report, at its own moments, says so."""
@@ -380,8 +292,7 @@ class LabFleet:
     def _report(self, slot: int) -> None:
         self._reports_due[slot] = False
         engine = self.engines[slot]
-        books = self._books if self._delayed is None else self._delayed
-        books.report(
+        self._routers.books.report(
             slot,
             running_count=engine.running_count,
             waiting_count=engine.waiting_count,

@@ -100,13 +100,20 @@ class Fleet(_Table):
 
     Attributes:
         variant: in tables, where fleets differ by more than the numbers beside it.
-        staleness_s, detects_hot_prefixes: see `lab.fleet.LabSpec`.
+        staleness_s, detects_hot_prefixes: see `lab.spec.LabSpec`.
         capacity_blocks: of each instance's cache; None: the profile's.
         tier: behind them; None: there is none.
+        prefill_instances: of the instances; they only prefill, and the others only decode. 0: all
+            do both.
+        transfer_tokens_per_s: from one of those to the other.
+        transfer_latency_s: likewise, however long.
     """
 
     variant: str = ""
     instances: Count = 16
+    prefill_instances: Annotated[int, Field(ge=0)] = 0
+    transfer_tokens_per_s: Positive = 127_000.0
+    transfer_latency_s: Annotated[float, Field(ge=0)] = 0.005
     routers: Count = 1
     staleness_s: Annotated[float, Field(ge=0)] = 0.0
     detects_hot_prefixes: bool = False
@@ -121,6 +128,15 @@ class Fleet(_Table):
         if self.detects_hot_prefixes and self.staleness_s:
             raise ValueError(
                 "detects_hot_prefixes needs reservations that are shared: staleness_s = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_decodes(self) -> "Fleet":
+        if self.prefill_instances >= self.instances:
+            raise ValueError(
+                f"prefill_instances = {self.prefill_instances} of {self.instances} instances leave "
+                "none that decodes"
             )
         return self
 

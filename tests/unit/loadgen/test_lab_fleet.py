@@ -7,7 +7,8 @@ import pytest
 
 from loadgen.simulation.instances import make_engine_config
 from loadgen.simulation.lab.demand import Demand, demanded
-from loadgen.simulation.lab.fleet import LOST, LabFleet, LabRun, LabSpec
+from loadgen.simulation.lab.fleet import LOST, LabFleet, LabRun
+from loadgen.simulation.lab.spec import LabSpec
 from loadgen.trace_row import TraceRow
 from loadgen.workloads.cache_mix import CHAT_MIX, generate_mix
 from loadgen.workloads.hot_prefix import HotPrefix, generate_hot_prefix

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from loadgen.simulation.lab.demand import demanded
-from loadgen.simulation.lab.fleet import LabFleet, LabSpec
+from loadgen.simulation.lab.fleet import LabFleet
+from loadgen.simulation.lab.spec import LabSpec
 from loadgen.trace_row import TraceRow
 from router.policies.smetric import SMetric
 from router.snapshot import FleetSnapshot, PrefillCost, RequestView, Scores

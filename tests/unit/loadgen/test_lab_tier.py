@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadgen.simulation.lab.demand import Demand, demanded
-from loadgen.simulation.lab.fleet import LabFleet, LabRun, LabSpec
+from loadgen.simulation.lab.fleet import LabFleet, LabRun
+from loadgen.simulation.lab.spec import LabSpec
 from loadgen.trace_row import TraceRow
 from router.policies.round_robin import RoundRobin
 from router.snapshot import FleetSnapshot, RequestView, Scores
