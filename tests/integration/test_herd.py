@@ -40,6 +40,7 @@ BURST_S = 0.020
 ATTEMPTS = 4
 PROMPT_TOKENS = 2_048
 DEADLINE_S = 20.0
+START_DEADLINE_S = 60.0  # of eight processes, each of which computes for two seconds
 RENEW_S = 0.5
 
 
@@ -208,7 +209,7 @@ async def router_processes(
     drains: list[asyncio.Future[bytes]] = []
     try:
         ports: list[dict[str, int]] = []
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(START_DEADLINE_S):
             for process in processes:
                 assert process.stdout is not None
                 found: dict[str, int] = {}
