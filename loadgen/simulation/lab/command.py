@@ -1,7 +1,7 @@
 """`python -m loadgen simulate` and `capacity`: a scenario's runs, from file to report."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,17 +12,11 @@ from rich.table import Table
 
 from loadgen.errors import LoadgenError
 from loadgen.outputs import check_output
-from loadgen.simulation.lab import claims_whys
+from loadgen.simulation.lab import results
 from loadgen.simulation.lab.capacity import Bounds, Found
 from loadgen.simulation.lab.cells import Cell
-from loadgen.simulation.lab.figures import AGENT_SLO, RunFigures
 from loadgen.simulation.lab.matrix import Kept, Workers, capacity_cell, cells, digest
 from loadgen.simulation.lab.policy_names import policy_of
-from loadgen.simulation.lab.report.cells import Matrix
-from loadgen.simulation.lab.report.claims import judge
-from loadgen.simulation.lab.report.console import console_claims, console_comparison
-from loadgen.simulation.lab.report.page import write_page
-from loadgen.simulation.lab.report.summary import write_summary
 from loadgen.simulation.lab.scenario import (
     Scenario,
     ScenarioError,
@@ -92,14 +86,14 @@ def simulate(
     processes: int | None = None,
     fresh: bool = False,
 ) -> None:
-    """Run what is missing, print the tables, write `summary.json` and `report.html`.
+    """Run what is missing, print the tables, write `summary.json`, `tables.md` and `report.html`.
 
     Finished runs and found capacities are kept in `runs.jsonl`: after an abort the rest is run, and
     nothing twice.
 
     Args:
         selection: what is run.
-        folder: of the three files.
+        folder: of these files.
         console: for progress and tables.
         processes: None: as many as there are cores.
         fresh: forget what was run before.
@@ -108,7 +102,7 @@ def simulate(
         LoadgenError: the scenario or a workload is impossible, or a file cannot be written.
     """
     scenario, traces = selection.chosen(), Traces.of(selection.traces)
-    for name in ("summary.json", "report.html", "runs.jsonl"):
+    for name in ("summary.json", "tables.md", "report.html", "runs.jsonl"):
         check_output("output", folder / name)
     kept = Kept(folder / "runs.jsonl")
     if fresh:
@@ -127,8 +121,8 @@ def simulate(
                 found[digest(cell)] = seen
                 advance(cell)
     runs = [replace(found[digest(cell)], **asdict(cell.key)) for cell in wanted]
-    _show(scenario, runs, console)
-    _write(folder, scenario, traces, capacities, runs)
+    results.show(scenario, runs, console)
+    results.write(folder, scenario, traces, capacities, runs)
     console.print(f"report: {folder / 'report.html'}\nfigures: {folder / 'summary.json'}")
 
 
@@ -248,50 +242,6 @@ def _say_traces(scenario: Scenario, traces: Traces, console: Console) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-
-
-def _show(scenario: Scenario, runs: Sequence[RunFigures], console: Console) -> None:
-    matrix = Matrix.of(runs)
-    for shape in matrix.shapes:
-        for workload in matrix.workloads:
-            for load in matrix.loads(workload):
-                found = matrix.at(workload, load, shape)
-                if found:
-                    console.print(console_comparison(workload, load, found))
-    console.print(
-        console_claims(judge(matrix, agents=_agents(scenario.workloads), whys=claims_whys.WHYS))
-    )
-
-
-def _write(
-    folder: Path,
-    scenario: Scenario,
-    traces: Traces,
-    capacities: Mapping[str, float],
-    runs: Sequence[RunFigures],
-) -> None:
-    write_summary(folder / "summary.json", runs)
-    notes = {
-        f"capacity of {workload.name}": f"{capacities[workload.name]:.4g} requests/s; "
-        + (
-            f"trace {', '.join(workload.trace)}"
-            if traces.paths(workload)
-            else f"generated, {workload.generate}"
-        )
-        for workload in scenario.workloads
-    }
-    write_page(
-        folder / "report.html",
-        "Policies in virtual time",
-        runs,
-        notes,
-        agents=_agents(scenario.workloads),
-        whys=claims_whys.WHYS,
-    )
-
-
-def _agents(workloads: Sequence[WorkloadSpec]) -> Collection[str]:
-    return {one.name for one in workloads if one.tpot_slo_s <= AGENT_SLO.tpot_s}
 
 
 @contextmanager

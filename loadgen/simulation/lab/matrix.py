@@ -27,7 +27,12 @@ T = TypeVar("T")
 _CODE = ("loadgen", "router", "workers", "indexer")
 """Packages whose source and engines' profiles decide about results ..."""
 
-_TOLD_ONLY = ("simulation/lab/report/", "simulation/lab/claims_whys.py", "scenarios/")
+_TOLD_ONLY = (
+    "simulation/lab/report/",
+    "simulation/lab/claims_whys.py",
+    "simulation/lab/results.py",
+    "scenarios/",
+)
 """... but for what only shows them, or says what is run: that is told apart by cell."""
 
 

@@ -22,6 +22,7 @@ from loadgen.simulation.lab.report.console import (
     console_comparison,
     console_overview,
 )
+from loadgen.simulation.lab.report.markdown import markdown_tables
 from loadgen.simulation.lab.report.page import page, write_page
 from loadgen.simulation.lab.report.summary import read_summary, summary_json, write_summary
 from loadgen.simulation.lab.report.tables import COLUMNS, comparison, overview
@@ -271,3 +272,15 @@ def test_the_default_matrix_fits_a_page_of_six_megabytes() -> None:
         for policy in range(7)
     ]
     assert len(page("t", runs, {}).encode()) < 6_000_000
+
+
+def test_markdown_has_every_cell_once_and_survives_any_name() -> None:
+    """A heading and a row per policy for each workload, load and fleet; the claims before them."""
+    matrix = Matrix.of(some_runs())
+    text = markdown_tables(matrix, judge(matrix))
+    assert text.count("### chat, load 50 %") == text.count("### chat, load 110 %") + 2 == 3
+    rows = [line for line in text.splitlines() if line.startswith("| a<b> |")]
+    assert len(rows) == 4
+    assert text.index("The papers' claims") < text.index("### chat")
+    best = next(line for line in rows if "**" in line)
+    assert best.count("|") == rows[0].count("|")
