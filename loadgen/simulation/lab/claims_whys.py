@@ -12,8 +12,8 @@ _LITTLE_REUSE = (
 )
 _FLAT_STEPS = (
     "Likely because a decode step of this profile costs nearly the same from a few requests on "
-    "(all experts are read), so that balance and saved prefill show less in TPOT at half load; where "
-    "much prefill is saved (agents) the difference exceeds the paper's."
+    "(all experts are read), so that balance and saved prefill show less in TPOT at half load; "
+    "where much prefill is saved (agents) the difference exceeds the paper's."
 )
 
 WHYS: Final[dict[str, str]] = {
