@@ -252,7 +252,7 @@ class SimulateConfig:
     Exit status: 0, 2 for a bad option, scenario or trace, 130 after Ctrl-C.
 
     Args:
-        scenario: name of a shipped scenario (default, full) or path of a TOML file
+        scenario: name of a shipped scenario (default, staleness, sensitivity, full) or path of one
         output: folder of the results
         traces: folder of traces; $TIMESTABLE_TRACES, else ../shared/traces; a workload whose files
             are missing there is generated
