@@ -55,8 +55,9 @@ class Verdict(Enum):
 class Journal:
     """What sidecars published: (instance, block) -> times of its changes, in published order.
 
-    A time is (published_s, engine_s): when readers of the index could know, when the engine did it
-    (where the sidecar cannot tell: when it was published).
+    A time is (published_s, engine_s): when readers of the index could know, and when the engine did
+    it at the earliest: a busy sidecar writes several of its batches at once (where it cannot tell:
+    when it was published).
     """
 
     added: Mapping[tuple[str, BlockHash], Sequence[tuple[float, float]]]
@@ -74,7 +75,8 @@ class Journal:
         removed: dict[tuple[str, BlockHash], list[tuple[float, float]]] = defaultdict(list)
         for line in lines:
             entry = json.loads(line)
-            published_s, engine_s = entry["published_s"], entry["engine_ts_s"]
+            published_s = entry["published_s"]
+            engine_s = entry.get("oldest_engine_ts_s") or entry["engine_ts_s"]
             times = (published_s, published_s if engine_s is None else engine_s)
             for changes, name in ((added, "added"), (removed, "removed")):
                 for text in entry[name]:

@@ -14,7 +14,8 @@ class Journal:
     """JSON lines; each is written once Redis has acknowledged the write it describes.
 
     Line: `{"published_s": wall clock, "instance_id", "engine_ts_s": newest engine batch wholly
-    published or null, "added": [hex...], "removed": [hex...]}`. The operator bounds the file.
+    published or null, "oldest_engine_ts_s": oldest one in it or null, "added": [hex...],
+    "removed": [hex...]}`. The operator bounds the file.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -42,6 +43,7 @@ class Journal:
             "published_s": time.time(),
             "instance_id": instance_id,
             "engine_ts_s": changes.engine_ts_s,
+            "oldest_engine_ts_s": changes.oldest_ts_s,
             "added": [block.hex() for block in changes.added],
             "removed": [block.hex() for block in changes.removed],
         }

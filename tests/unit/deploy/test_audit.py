@@ -169,6 +169,19 @@ def test_without_an_engine_time_the_time_of_publishing_counts() -> None:
     assert expected == judge(request, journal, root=ROOT, block_size_tokens=BLOCK)
 
 
+def test_of_several_batches_in_one_write_the_oldest_may_have_done_it() -> None:
+    """The newest came behind the first token; the change may be of the one before it."""
+    entry = json.loads(line(removed=(1,), engine_s=FIRST_TOKEN_S + 1))
+    request = make_request(predicted_blocks=2, actual_blocks=1)
+
+    def verdict(oldest_s: float) -> Verdict:
+        lines = [json.dumps(entry | {"oldest_engine_ts_s": oldest_s})]
+        return judge(request, Journal.parse(lines), root=ROOT, block_size_tokens=BLOCK)
+
+    assert verdict(FIRST_TOKEN_S - 0.001) is Verdict.EXPLAINED
+    assert verdict(FIRST_TOKEN_S + 0.5) is Verdict.UNEXPLAINED
+
+
 def test_a_broken_journal_is_refused() -> None:
     """A journal that cannot be read must not pass for an empty one."""
     with pytest.raises(KeyError, match="added"):
