@@ -16,6 +16,11 @@ SUMMARY = Path(__file__).parents[2] / "build/vllm/summary.json"
 UNEXPLAINED_SHARE_MAX = 0.005
 """Predictions that no event between decision and admission explains."""
 
+UNEXPLAINED_MAX = 2
+"""Of a case, however small: a block that goes and comes back within one write of the sidecar, as
+when an engine's step evicts what the next request of the step would have hit and computes again,
+leaves no line in the journal that could explain it."""
+
 JOURNAL_S = 3.0
 """What a sidecar publishes is in its journal within this; nearly always within milliseconds."""
 
@@ -110,7 +115,8 @@ class Report:
             for one, verdict in zip(asked, verdicts, strict=True)
             if verdict is Verdict.UNEXPLAINED
         ]
-        assert len(wrong) <= UNEXPLAINED_SHARE_MAX * len(asked), (
+        allowed = max(UNEXPLAINED_MAX, UNEXPLAINED_SHARE_MAX * len(asked))
+        assert len(wrong) <= allowed, (
             f"predicted, actual, instance of what nothing explains: {wrong[:10]}"
         )
         assert bound_s is None or recovery_s is None or recovery_s <= bound_s, (
