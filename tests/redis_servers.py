@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from deploy.local import embedded_redis
 NODE_TIMEOUT_MS = 1000
 SHARDS = 3
 SLOTS = 16384
+FOUNDINGS_MAX, FOUNDING_S = 3, 20
+LOG_LINES = 20
 
 
 @dataclass
@@ -175,7 +178,7 @@ async def _found(cluster: RedisCluster) -> None:
     ids = [(await server.ask("CLUSTER", "MYID")).decode() for server in servers]
     for replica, of in zip(servers[SHARDS:], ids, strict=False):
         await until(partial(_follows, replica, of), "a replica knows its master")
-    await until(cluster.is_whole, "the cluster is whole", deadline_s=30)
+    await until(cluster.is_whole, "the cluster is whole", deadline_s=FOUNDING_S)
 
 
 async def _follows(replica: RedisServer, master_id: str) -> bool:
@@ -186,23 +189,57 @@ async def _follows(replica: RedisServer, master_id: str) -> bool:
 
 @contextmanager
 def redis_cluster(folder: Path) -> Iterator[RedisCluster]:
-    """Three shards with a replica each, until the context ends."""
+    """Three shards with a replica each, until the context ends.
+
+    Nodes that do not find each other in time are given up for new ones: what they lose on a machine
+    that stands still meanwhile, a greeting for one, they do not say again.
+    """
     with ExitStack() as stack:
-        servers = []
-        for number, port in enumerate(free_ports(2 * SHARDS)):
-            home = folder / str(number)
-            home.mkdir()
-            options = [
-                *("--cluster-enabled", "yes"),
-                *("--cluster-port", str(port + 1)),
-                *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
-                *("--cluster-replica-validity-factor", "0"),
-                *("--repl-diskless-sync-delay", "0"),
+        for attempt in range(FOUNDINGS_MAX):
+            servers = [
+                stack.enter_context(_cluster_node(folder / f"{attempt}_{number}", port))
+                for number, port in enumerate(free_ports(2 * SHARDS))
             ]
-            server = RedisServer(port, home, options)
-            server.start()
-            stack.callback(server.kill)
-            servers.append(server)
-        cluster = RedisCluster(servers)
-        asyncio.run(_found(cluster))
+            cluster = RedisCluster(servers)
+            try:
+                asyncio.run(_found(cluster))
+            except AssertionError as error:
+                told = f"{error}, attempt {attempt + 1}: {asyncio.run(_states(cluster))}"
+                if attempt + 1 == FOUNDINGS_MAX:
+                    raise AssertionError(told) from error
+                logging.getLogger(__name__).warning(told)
+                stack.pop_all().close()
+            else:
+                break
         yield cluster
+
+
+@contextmanager
+def _cluster_node(home: Path, port: int) -> Iterator[RedisServer]:
+    home.mkdir()
+    options = [
+        *("--cluster-enabled", "yes"),
+        *("--cluster-port", str(port + 1)),
+        *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
+        *("--cluster-replica-validity-factor", "0"),
+        *("--repl-diskless-sync-delay", "0"),
+        *("--logfile", str(home / "log")),
+    ]
+    server = RedisServer(port, home, options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+async def _states(cluster: RedisCluster) -> str:
+    """What each node says of the cluster, and logged last."""
+    told = []
+    for server in cluster.servers:
+        said = "does not answer"
+        if await server.answers():
+            said = str(await server.ask("CLUSTER", "NODES"))
+        log = (server.folder / "log").read_text("utf-8").splitlines()[-LOG_LINES:]
+        told.append("\n".join((f"{server.port}: {said}", *log)))
+    return "\n".join(told)

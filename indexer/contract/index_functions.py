@@ -38,20 +38,29 @@ def lookup(fleet: FleetRecord, partition: int, hashes: bytes) -> Call:
     return Call(LOOKUP, (anchor(fleet, partition),), (fleet.bucket_bits, hashes), read_only=True)
 
 
-def lookups(fleet: FleetRecord, hashes: bytes, *, tier: bool = False) -> list[Call]:
-    """A lookup in each partition; see `all_depths`.
+def lookups(fleet: FleetRecord, hashes: bytes, *, together: bool, tier: bool = False) -> list[Call]:
+    """A lookup in all partitions; see `all_depths`.
 
     Args:
         fleet: the fleet.
         hashes: of a chain; none are asked for b"".
+        together: in one call, which a server takes that has all partitions; else in one for each.
         tier: what the instances have written to their tiers, not what their devices hold.
     """
+    if not hashes:
+        return []
     named = block_hash.tier_chain(hashes) if tier else hashes
-    return [lookup(fleet, partition, named) for partition in range(fleet.partitions) if hashes]
+    partitions = range(fleet.partitions)
+    if not together or fleet.partitions == 1:
+        return [lookup(fleet, partition, named) for partition in partitions]
+    anchors = tuple(anchor(fleet, partition) for partition in partitions)
+    return [Call("ts1_lookups", anchors, (fleet.bucket_bits, named), read_only=True)]
 
 
-def all_depths(replies: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
+def all_depths(calls: Sequence[Call], replies: Sequence[Any], out: npt.NDArray[np.int64]) -> None:
     """Write the replies of `lookups` into a zeroed array of leading blocks per slot."""
+    if calls and calls[0].function != LOOKUP:
+        (replies,) = replies
     for partition, reply in enumerate(replies):
         first = partition * SLOTS_PER_PARTITION_MAX
         depths(reply, out[first : first + SLOTS_PER_PARTITION_MAX])

@@ -10,6 +10,7 @@
 
 local HASH = 8
 local LIST_MAX = 31
+local STRIDE = 4  -- between positions read first; fewer reads than by doubling, as few when it divides
 
 local function bucket_divisor(bits)
   return 2 ^ (32 - tonumber(bits))
@@ -63,26 +64,33 @@ local function holders_remove(holders, slot)
   return string.sub(holders, 1, k - 1) .. string.char(byte) .. string.sub(holders, k + 1)
 end
 
--- lookup: how many leading blocks of a chain each instance of the partition holds.
--- KEYS[1] anchor; ARGV[1] bucket bits, ARGV[2] hashes of the chain, concatenated.
--- Returns {depth, holders, depth, holders, ...} by rising depth: the holders whose depth is at least
--- that; the sets are nested because the published index is prefix-closed.
--- Cost: O(log n + c log n) field reads for n blocks and c distinct depths; n <= BLOCKS_PER_LOOKUP_MAX.
-local function lookup(keys, args)
-  local prefix, divisor, hashes = keys[1] .. ':', bucket_divisor(args[1]), args[2]
-  local n = math.floor(#hashes / HASH)
-  local seen = {}
+-- lookups: how many leading blocks of a chain each instance of some partitions holds.
+-- KEYS their anchors; ARGV[1] bucket bits, ARGV[2] hashes of the chain, concatenated.
+-- Returns for each partition {depth, holders, depth, holders, ...} by rising depth: the holders whose
+-- depth is at least that; the sets are nested because the published index is prefix-closed.
+-- Cost: for each partition O(log n + c log n) field reads for n blocks and c distinct depths; n <=
+-- BLOCKS_PER_LOOKUP_MAX. Hashes and buckets are worked out once for all.
+local function lookups(keys, args)
+  local floor, sub, unpack_number = math.floor, string.sub, struct.unpack
+  local divisor, hashes = bucket_divisor(args[1]), args[2]
+  local n = floor(#hashes / HASH)
+  local fields, buckets = {}, {}
+  local prefix, seen, out
+
   local function holders_at(k)
     local known = seen[k]
-    if known == nil then
-      local hash = string.sub(hashes, (k - 1) * HASH + 1, k * HASH)
-      known = redis.call('HGET', bucket_key(prefix, hash, divisor), hash) or ''
-      seen[k] = known
+    if known ~= nil then return known end
+    local field = fields[k]
+    if field == nil then
+      local at = (k - 1) * HASH + 1
+      field = sub(hashes, at, at + HASH - 1)
+      fields[k], buckets[k] = field, ':' .. floor(unpack_number('>I4', hashes, at) / divisor)
     end
+    known = redis.call('HGET', prefix .. buckets[k], field) or ''
+    seen[k] = known
     return known
   end
 
-  local out = {}
   -- Everything strictly between two positions with equal holders holds the same; only intervals
   -- whose ends differ are divided.
   local function changes(low, low_holders, high, high_holders)
@@ -94,26 +102,39 @@ local function lookup(keys, args)
       end
       return
     end
-    local middle = math.floor((low + high) / 2)
+    local middle = floor((low + high) / 2)
     local middle_holders = holders_at(middle)
     changes(low, low_holders, middle, middle_holders)
     changes(middle, middle_holders, high, high_holders)
   end
 
-  local low, low_holders, high = 0, nil, 1
-  while low < n do
-    if high > n then high = n end
-    local high_holders = holders_at(high)
-    changes(low, low_holders, high, high_holders)
-    low, low_holders = high, high_holders
-    if high_holders == '' then return out end
-    high = high * 2
+  local function look(anchor)
+    prefix, seen, out = anchor, {}, {}
+    local low, low_holders, high = 0, nil, 1
+    while low < n do
+      if high > n then high = n end
+      local high_holders = holders_at(high)
+      changes(low, low_holders, high, high_holders)
+      low, low_holders = high, high_holders
+      if high_holders == '' then return out end
+      high = high * STRIDE
+    end
+    if n > 0 then
+      out[#out + 1] = n
+      out[#out + 1] = low_holders
+    end
+    return out
   end
-  if n > 0 then
-    out[#out + 1] = n
-    out[#out + 1] = low_holders
-  end
-  return out
+
+  local found = {}
+  for i = 1, #keys do found[i] = look(keys[i]) end
+  return found
+end
+
+-- lookup: the same of one partition, KEYS[1] its anchor; returns its list alone. Servers of a cluster
+-- take no keys of several partitions in one call.
+local function lookup(keys, args)
+  return lookups({keys[1]}, args)[1]
 end
 
 -- Both writes below: KEYS[1] anchor; ARGV[1] bucket bits, ARGV[2] local slot, ARGV[3] generation,
@@ -223,6 +244,7 @@ local function sweep(keys, args)
 end
 
 redis.register_function{function_name='ts1_lookup', callback=lookup, flags={'no-writes'}}
+redis.register_function{function_name='ts1_lookups', callback=lookups, flags={'no-writes'}}
 redis.register_function{function_name='ts1_store', callback=store}
 -- What is bounded or frees memory runs also when the server is at its limit.
 redis.register_function{function_name='ts1_open', callback=open, flags={'allow-oom'}}

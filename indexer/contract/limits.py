@@ -36,7 +36,7 @@ BLOCKS_PER_BUCKET_MEAN: Final = 64
 INSTANCES_EXPECTED_DEFAULT: Final = 64
 """Instances a partition is sized for when the operator says nothing."""
 
-CANDIDATES_PER_RESERVE_MAX: Final = 128
+CANDIDATES_PER_RESERVE_MAX: Final = 64
 """Instances weighed inside one reservation: the best by the snapshot's scores."""
 
 SWEEP_BUCKETS_PER_CALL_MAX: Final = 64

@@ -304,14 +304,17 @@ class IndexClient:
         depth_blocks: Column,
         tier_depth_blocks: Column | None = None,
     ) -> tuple[FleetCounters | None, npt.NDArray[np.void], RecentClasses | None]:
-        calls = [read, *index_functions.lookups(fleet, hashes)]
+        together = self._link.has_all_keys
+        lookups = index_functions.lookups(fleet, hashes, together=together)
+        of_tier = []
         if tier_depth_blocks is not None:
-            calls += index_functions.lookups(fleet, hashes, tier=True)
+            of_tier = index_functions.lookups(fleet, hashes, together=together, tier=True)
         with reading():
-            replies = await functions.run_all(self._link, calls)
-            index_functions.all_depths(replies[1 : 1 + fleet.partitions], depth_blocks)
+            replies = await functions.run_all(self._link, (read, *lookups, *of_tier))
+            tier_at = 1 + len(lookups)
+            index_functions.all_depths(lookups, replies[1:tier_at], depth_blocks)
             if tier_depth_blocks is not None:
-                index_functions.all_depths(replies[1 + fleet.partitions :], tier_depth_blocks)
+                index_functions.all_depths(of_tier, replies[tier_at:], tier_depth_blocks)
             counters = reservations.fleet_counters(replies[0])
             siblings = reservations.siblings(replies[0])
             return counters, siblings, reservations.recent_classes(replies[0])

@@ -66,7 +66,7 @@ SETTINGS: Final = {
 
 ROUTERS, PROCESSES = 10, 2
 DECISIONS_PER_S = 100
-WAVES = 100  # an instance's heartbeat comes with one: sidecars do not keep step
+SENDS_PER_S_MAX = 2500  # sidecars do not keep step: no more heartbeats at once than it takes
 SETTLE_S = 1.0
 WARM_UP_S = 0.5
 TURN_S, TURNS = 10.0, 6
@@ -203,8 +203,9 @@ def beat(
     pack = PythonRespSerializer(6000, Encoder("utf-8", "strict", False).encode).pack
     calls = [make_heartbeat(record, slot, 1, counters=told) for slot in slots]
     packed = [b"".join(pack(*call.command())) for call in calls]
-    waves = [b"".join(packed[i::WAVES]) for i in range(WAVES)]
-    sizes = [len(packed[i::WAVES]) for i in range(WAVES)]
+    count = min(len(slots), round(SENDS_PER_S_MAX / per_s))
+    waves = [b"".join(packed[i::count]) for i in range(count)]
+    sizes = [len(packed[i::count]) for i in range(count)]
     with socket.socket(socket.AF_UNIX) as redis_socket:
         redis_socket.connect(str(path))
         wave, due_s = 0, time.monotonic()
@@ -213,8 +214,8 @@ def beat(
             answered = 0
             while answered < sizes[wave]:
                 answered += redis_socket.recv(1 << 20).count(ANSWER)
-            wave = (wave + 1) % WAVES
-            due_s += 1 / (per_s * WAVES)
+            wave = (wave + 1) % count
+            due_s += 1 / (per_s * count)
     pipe.recv()
 
 

@@ -1,6 +1,7 @@
 """A Redis at its maxmemory (noeviction): what goes on, what is refused, and how."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,10 @@ GO_ON = {
     "audit": (audit.audit(ID), None),
     "balance": (audit.balance(ID), [0, 0]),
     "lookup": (index_functions.lookup(FLEET, 0, b"".join(HASHES[:9])), None),
+    "lookups": (
+        index_functions.lookups(replace(FLEET, partitions=2), HASHES[0], together=True)[0],
+        None,
+    ),
     "keep": (index_functions.keep(FLEET, 0, 0, 16), None),
     "remove": (index_functions.remove(FLEET, SLOT, GENERATION, HASHES[8::-1]), 1),
     "sweep": (index_functions.sweep(FLEET, SLOT, GENERATION, 0, 16), 9),

@@ -1,5 +1,7 @@
 """The index functions on a real server answer as their Python twins do."""
 
+from dataclasses import replace
+
 import numpy as np
 from builders import make_fleet_record
 from contract.embedded_server import EmbeddedServer
@@ -27,6 +29,26 @@ def depths(server: EmbeddedServer, hashes: list[BlockHash]) -> list[int]:
     call = index_functions.lookup(FLEET, 0, b"".join(hashes))
     index_functions.depths(server.call(call), out)
     return out.tolist()
+
+
+@given(
+    held=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 90))),
+    n=st.integers(1, 90),
+)
+def test_lookups_answers_as_a_lookup_of_each_partition(
+    server: EmbeddedServer, held: list[tuple[int, int, int]], n: int
+) -> None:
+    """What is worked out once for all partitions mixes nothing up between them."""
+    server.clear()
+    fleet, hashes = replace(FLEET, partitions=4), chain(list(range(90)))
+    for partition, local, depth in held:
+        slot = SlotIndex(partition * SLOTS + local)
+        server.call(index_functions.open_slot(fleet, slot, 1))
+        server.call(index_functions.store(fleet, slot, 1, hashes[:depth]))
+    asked = b"".join(hashes[:n])
+    (call,) = index_functions.lookups(fleet, asked, together=True)
+    each = index_functions.lookups(fleet, asked, together=False)
+    assert server.call(call) == [server.call(one) for one in each]
 
 
 # A prompt shares a prefix of a few alternatives with others, so chains part at many depths.

@@ -10,7 +10,7 @@ import pytest
 from builders import make_fleet_record, make_heartbeat, make_instance
 from fleets import chain
 from redis.crc import key_slot
-from redis.exceptions import ResponseError
+from redis.exceptions import ClusterCrossSlotError, ResponseError
 from redis_servers import RedisCluster, RedisServer, redis_server
 from waiting import until, until_equal
 
@@ -118,10 +118,10 @@ def reserved(reply: Any) -> list[Any]:
 async def depths(link: Link, fleet: FleetRecord) -> list[int]:
     """Leading blocks of PROMPT by slot, over all partitions, for the first three of each."""
     hashes = b"".join(chain(fleet, PROMPT))
-    calls = [index_functions.lookup(fleet, p, hashes) for p in range(fleet.partitions)]
+    calls = index_functions.lookups(fleet, hashes, together=link.has_all_keys)
+    assert len(calls) == (1 if link.has_all_keys else fleet.partitions)
     out = np.zeros((fleet.partitions, SLOTS_PER_PARTITION_MAX), np.int64)
-    for partition, reply in enumerate(await functions.run_all(link, calls)):
-        index_functions.depths(reply, out[partition])
+    index_functions.all_depths(calls, await functions.run_all(link, calls), out.reshape(-1))
     return out[:, :3].tolist()
 
 
@@ -163,6 +163,19 @@ async def test_commands_of_one_call_do_not_wait_for_each_other(
     async with connected(seed(cluster)) as second:
         await second.execute_command("RPUSH", slow, "go")
     assert await task == [[slow.encode(), b"go"], b"OK"]
+
+
+async def test_a_server_that_refuses_keys_of_several_tags_gets_them_apart(
+    cluster: RedisCluster,
+) -> None:
+    """A proxy before several servers looks like one server; so does one node of a cluster."""
+    fleet = make_fleet_record(partitions=4)
+    hashes = b"".join(chain(fleet, PROMPT))
+    async with connected((await cluster.masters())[0].url) as link:
+        assert link.has_all_keys
+        with pytest.raises(ClusterCrossSlotError):
+            await functions.run_all(link, index_functions.lookups(fleet, hashes, together=True))
+        assert not link.has_all_keys
 
 
 @pytest.mark.parametrize("read_replicas", [False, True])

@@ -17,6 +17,11 @@ from indexer.contract.link.server_link import ServerLink
 class Link(Protocol):
     """A connection, or as many as it takes, that heals itself. Commands are sent once."""
 
+    @property
+    def has_all_keys(self) -> bool:
+        """Whether one server has them all: one command may name keys of several hash tags."""
+        ...
+
     async def execute_command(self, *command: bytes | str | float) -> Any:
         """One command, one answer, bytes undecoded.
 

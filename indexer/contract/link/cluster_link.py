@@ -54,6 +54,11 @@ class ClusterLink(DeadlineLink):
         self._read_replicas = read_replicas
         self._nodes = ClusterNodes(address, with_replicas=read_replicas)
 
+    @property
+    def has_all_keys(self) -> bool:
+        """Never; see `Link`."""
+        return False
+
     async def _execute(self, commands: Iterable[Command]) -> list[Any]:
         """One write per node; FUNCTION goes to every master."""
         if not self._nodes.tried.is_set():  # the very first connections are worth waiting for

@@ -7,6 +7,7 @@ come back as a replica (managed services and Sentinel see to that).
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
+from redis.exceptions import ClusterCrossSlotError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from indexer.contract.functions import REDIS_WEATHER, Command
@@ -31,13 +32,18 @@ class ServerLink(DeadlineLink):
         self._address = address
         super().__init__(deadline_s=deadline_s)
         self._wire = Wire()
+        self.has_all_keys = True
         self._has_to_be_master = address.topology is Topology.SENTINEL or len(address.servers) > 1
 
     async def _execute(self, commands: Iterable[Command]) -> list[Any]:
         """In one write."""
         if not self._wire.tried.is_set():  # the very first connection is worth waiting for
             await self._wire.tried.wait()
-        return await wire.gathered(self._wire.submit(commands))
+        try:
+            return await wire.gathered(self._wire.submit(commands))
+        except ClusterCrossSlotError:  # a proxy before several servers, or one of them
+            self.has_all_keys = False
+            raise
 
     def scan(self, anchor: str, pattern: str) -> AsyncIterator[bytes]:
         """Keys by pattern; see `Link`."""
