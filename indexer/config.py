@@ -89,6 +89,9 @@ class SidecarConfig:
         index_bytes_max: memory that the fleet's index may take in Redis, all partitions together;
             none when not given, and in any case what the server's own maxmemory leaves. Give all
             sidecars of a fleet the same: the one that sweeps at the time applies its own
+        step_endpoint: where the engine tells its load after each step, if our plugin for vLLM runs
+            in it (docs/vllm_plugins.md): its metrics are then asked once a second only; a host of
+            * is the engine's
         scrape_interval_s: between two looks at the engine's metrics; each renews the lease
         metrics_host: address of our own HTTP: /metrics, /health, /state, and POST /drain, /resume
         metrics_port: port of it; 0 for none
@@ -125,6 +128,7 @@ class SidecarConfig:
     partitions: PositiveInt = 1
     instances_expected: PositiveInt = INSTANCES_EXPECTED_DEFAULT
     index_bytes_max: PositiveInt | None = None
+    step_endpoint: str | None = None
     scrape_interval_s: PositiveFloat = 0.1
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus asks from elsewhere
     metrics_port: NonNegativeInt = 9100
@@ -203,12 +207,14 @@ class SidecarConfig:
         if lists and self.advertised_url is not None:
             raise ValueError(f"advertised_url: cannot be that of every engine of {lists[0]}")
         name = lists[0] if lists else "approximate"
+        if lists and self.step_endpoint is not None:
+            raise ValueError(f"step_endpoint: cannot be that of every engine of {lists[0]}")
         for key in ("event_endpoint", "checkpoint_path"):
             if (lists or self.approximate) and getattr(self, key) is not None:
                 raise ValueError(f"{key}: says nothing where no events are followed ({name})")
 
     def _check_endpoints(self) -> None:
-        for key in ("event_endpoint", "replay_endpoint"):
+        for key in ("event_endpoint", "replay_endpoint", "step_endpoint"):
             endpoint = getattr(self, key)
             if endpoint is not None and not is_endpoint(endpoint):
                 raise ValueError(f"{key}: `{endpoint}` is not like tcp://HOST:PORT or ipc://PATH")

@@ -27,8 +27,9 @@ from indexer.contract.records import FleetRecord
 from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi, EngineInfo, adapters
 from indexer.engine.engine_metrics import EngineSample
-from indexer.engine.event_source import EventSource
+from indexer.engine.event_source import EventSource, reachable
 from indexer.engine.prefill_probe import measured_prefill
+from indexer.engine.step_statistics import StepStatistics
 from indexer.errors import (
     EngineRestarted,
     EngineUnreachable,
@@ -95,6 +96,7 @@ class Sidecar:
         self._telemetry = telemetry
         self._drain = drain
         self._log = structlog.get_logger()
+        self._steps: StepStatistics | None = None
 
     async def run(self) -> None:
         """Serve one engine process after the other until cancelled, then leave.
@@ -150,6 +152,10 @@ class Sidecar:
                     tasks.create_task(rank.follower.receive(self._api.host))
                     tasks.create_task(rank.publisher.run(rank))
                     tasks.create_task(rank.follower.keep_checkpoint())
+                if self._config.step_endpoint is not None:
+                    endpoint = reachable(self._config.step_endpoint, self._api.host)
+                    self._steps = StepStatistics(endpoint, self._telemetry)
+                    tasks.create_task(self._steps.receive())
                 tasks.create_task(self._watch(ranks, engine.adapters))
                 memory = MemoryKeeper(
                     self._redis, self._telemetry, index_bytes_max=self._config.index_bytes_max
@@ -202,7 +208,7 @@ class Sidecar:
             try:
                 if started_s - checked_s >= HEALTH_CHECK_S or not is_healthy:
                     checked_s, is_healthy = started_s, await self._api.is_healthy()
-                samples = await self._api.samples()
+                samples = await self._samples()
                 if started_s - refreshed_s >= ADAPTERS_REFRESH_S:
                     refreshed_s = started_s
                     known_adapters = await self._announce(ranks, known_adapters)
@@ -220,7 +226,19 @@ class Sidecar:
                     rank.stop_renewing()
                 rank.export()
             spent_s = loop.time() - started_s
-            await asyncio.sleep(max(0.0, self._interval_s() - spent_s))
+            await self._pause(max(0.0, self._interval_s() - spent_s))
+
+    async def _samples(self) -> dict[str, EngineSample]:
+        if self._steps is not None:
+            return await self._steps.samples(self._api)
+        return await self._api.samples()
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the next look; an engine that tells its steps shortens it."""
+        if self._steps is not None:
+            await self._steps.pause(seconds)
+        else:
+            await asyncio.sleep(seconds)
 
     async def _announce(
         self, ranks: Sequence[Rank], known_adapters: tuple[str, ...]

@@ -195,6 +195,10 @@ class Telemetry:
         self.scrape_failures = self._process_counter(
             "scrape_failures", "Times the engine did not answer."
         )
+        self.steps = self._counter("steps", "Loads the engine told after a step.")
+        self.steps_malformed = self._process_counter(
+            "steps_malformed", "Messages about steps that are not readable."
+        )
         self.sweeps = self._process_counter("sweeps", "Dead slots swept and freed.")
         self.reaped = self._process_counter(
             "reaped_reservations", "Reservations of dead routers taken back."

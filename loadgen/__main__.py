@@ -1,4 +1,4 @@
-"""Command line: `python -m loadgen replay | generate | convert | report | simulate | ...`."""
+"""Command line: `python -m loadgen replay | generate | convert | analyze | report | ...`."""
 
 import resource
 import signal
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from loadgen import arrivals
+from loadgen.analysis.config import AnalyzeConfig
 from loadgen.client import Target, first_model
 from loadgen.config import (
     CapacityConfig,
@@ -55,10 +56,8 @@ def main(arguments: list[str]) -> int:
         match config:
             case ReplayConfig():
                 status = _replay(config, console)
-            case GenerateConfig():
-                status = _generate(config, console)
-            case ConvertConfig():
-                status = _convert(config, console)
+            case GenerateConfig() | ConvertConfig() | AnalyzeConfig():
+                status = _of_traces(config, console)
             case ReportConfig():
                 status = _report(config, console)
             case ConsistencyConfig():
@@ -144,6 +143,16 @@ def _schedule(config: ReplayConfig, rows: tuple[TraceRow, ...]) -> arrivals.Sche
     return arrivals.constant(len(rows), request_rate=rate)
 
 
+def _of_traces(config: GenerateConfig | ConvertConfig | AnalyzeConfig, console: Console) -> int:
+    match config:
+        case GenerateConfig():
+            return _generate(config, console)
+        case ConvertConfig():
+            return _convert(config, console)
+        case AnalyzeConfig():
+            return _analyze(config, console)
+
+
 def _generate(config: GenerateConfig, console: Console) -> int:
     path = _trace_output("out", config.out)
     rows = generated_rows(config)
@@ -163,6 +172,15 @@ def _convert(config: ConvertConfig, console: Console) -> int:
     count = write_trace(path, by_arrival(rows))
     console.print(f"{count:,} requests")
     console.print(f"trace: {escape(str(path))}")
+    return 0
+
+
+def _analyze(config: AnalyzeConfig, console: Console) -> int:
+    from loadgen.analysis import command  # noqa: PLC0415  # seldom needed
+
+    options = ReadOptions(**_fields_of(ReadOptions, config))
+    span = Span(**_fields_of(Span, config))
+    command.analyze(config.traces, options, span, Path(config.output), console)
     return 0
 
 

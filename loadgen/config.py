@@ -15,6 +15,7 @@ from jsonargparse.typing import (
     restricted_number_type,
 )
 
+from loadgen.analysis.config import AnalyzeConfig
 from loadgen.tokens import VOCABULARY_TOKENS_MAX
 from loadgen.workloads.agents import AgentSessions
 from loadgen.workloads.hot_prefix import HotPrefix
@@ -252,7 +253,8 @@ class SimulateConfig:
     Exit status: 0, 2 for a bad option, scenario or trace, 130 after Ctrl-C.
 
     Args:
-        scenario: name of a shipped scenario (default, staleness, sensitivity, full) or path of one
+        scenario: name of a shipped scenario (default, staleness, sensitivity, eviction,
+            eviction_routing, full) or path of one
         output: folder of the results
         traces: folder of traces; $TIMESTABLE_TRACES, else ../shared/traces; a workload whose files
             are missing there is generated
@@ -260,6 +262,7 @@ class SimulateConfig:
         workloads: only these
         loads: instead of the scenario's, fractions of capacity
         seeds: instead of the scenario's
+        evictions: policies of the engines' caches, instead of the scenario's, e.g. '[lru, belady]'
         processes: at a time; as many as there are cores unless given
         fresh: run everything anew
     """
@@ -271,6 +274,7 @@ class SimulateConfig:
     workloads: list[str] | None = None
     loads: list[PositiveFloat] | None = None
     seeds: list[NonNegativeInt] | None = None
+    evictions: list[str] | None = None
     processes: PositiveInt | None = None
     fresh: bool = False
 
@@ -307,6 +311,7 @@ Config = (
     ReplayConfig
     | GenerateConfig
     | ConvertConfig
+    | AnalyzeConfig
     | ReportConfig
     | ConsistencyConfig
     | SimulateConfig
@@ -324,6 +329,7 @@ def parse(arguments: Sequence[str]) -> Config:
             "replay": ReplayConfig,
             "generate": GenerateConfig,
             "convert": ConvertConfig,
+            "analyze": AnalyzeConfig,
             "report": ReportConfig,
             "consistency": ConsistencyConfig,
             "simulate": SimulateConfig,
@@ -341,7 +347,7 @@ def parse(arguments: Sequence[str]) -> Config:
 
 def _traces_named(arguments: Sequence[str]) -> list[str]:
     """`convert A B --output C` as `convert --output C --traces ["A", "B"]`."""
-    if not arguments or arguments[0] != "convert":
+    if not arguments or arguments[0] not in ("convert", "analyze"):
         return list(arguments)
     files: list[str] = []
     options: list[str] = []
@@ -351,4 +357,4 @@ def _traces_named(arguments: Sequence[str]) -> list[str]:
         (options if is_option or takes_value else files).append(argument)
         takes_value = is_option and "=" not in argument and argument not in ("-h", "--help")
     named = [f"--traces={json.dumps(files)}"] if files else []
-    return ["convert", *options, *named]
+    return [arguments[0], *options, *named]

@@ -19,6 +19,7 @@ from router.door.certificates import CertificatesUnusable
 from router.door.hash_key import hash_key
 from router.log_lines import set_up_logging
 from router.processes import Supervisor
+from router.recording.recorder import RecordingUnavailable
 from router.tracing import TracesUnavailable
 
 log = structlog.get_logger()
@@ -44,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if config.processes > 1:
             return uvloop.run(Supervisor(config, args).run())
         return uvloop.run(serve(config))
-    except (KeysInvalid, CertificatesUnusable, TracesUnavailable) as error:
+    except (KeysInvalid, CertificatesUnusable, TracesUnavailable, RecordingUnavailable) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_USAGE
     except Exception:

@@ -35,6 +35,7 @@ from router.ledger import Ledger
 from router.policies import router_policies
 from router.predictions import Predictions
 from router.prefill_costs import PrefillCosts
+from router.recording.recorder import Recorder, recording
 from router.requests.rewriting import Rewriting
 from router.route import Router
 from router.tokens.hash_chains import HashChains
@@ -121,7 +122,7 @@ class Parts:
             prober=Prober(ejections, index.instance_ids, door.engine_tls),
         )
 
-    def router(self, config: RouterConfig) -> Router:
+    def router(self, config: RouterConfig, recorder: Recorder | None) -> Router:
         """What takes requests through them."""
         return Router(
             admission=self.door.admission,
@@ -147,12 +148,15 @@ class Parts:
             responses=self.responses,
             detect_hot_prefixes=config.detect_hot_prefixes,
             aliases=config.model_aliases,
+            recorder=recorder,
         )
 
-    def api(self, config: RouterConfig, tracer: Tracer | None) -> HttpApi:
+    def api(
+        self, config: RouterConfig, tracer: Tracer | None, recorder: Recorder | None
+    ) -> HttpApi:
         """What clients and operators ask."""
         return HttpApi(
-            router=self.router(config),
+            router=self.router(config, recorder),
             index=self.index,
             admission=self.door.admission,
             tokenizers=self.tokenizers,
@@ -169,7 +173,11 @@ class Parts:
             gate=Gate(keys=self.door.keys, admin=self.door.admin),
             engine_headers=self.door.engine_headers,
             operator_calls=OperatorCalls(self.door.admission, self.index, self.link),
-            rewriting=Rewriting(aliases=config.model_aliases, inject_usage=config.inject_usage),
+            rewriting=Rewriting(
+                aliases=config.model_aliases,
+                inject_usage=config.inject_usage,
+                tell_category=config.tell_category,
+            ),
         )
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -199,13 +207,16 @@ async def composed(config: RouterConfig) -> AsyncIterator[Process]:
         tracer = await stack.enter_async_context(
             tracing(config.otlp_endpoint, config.otlp_sample_ratio)
         )
+        recorder = await stack.enter_async_context(
+            recording(config.record_trace, config.record_bytes_max)
+        )
         link = await stack.enter_async_context(
             connected(config.redis_url, read_replicas=config.read_replicas)
         )
         parts = Parts.of(config, door, link)
         stack.callback(parts.tokenizers.close)
         await stack.enter_async_context(parts.upstream)
-        api = parts.api(config, tracer)
+        api = parts.api(config, tracer, recorder)
         listeners = await stack.enter_async_context(
             Listeners(api.public_app(), api.admin_app(), config, door.certificates)
         )

@@ -63,6 +63,8 @@ class RouterConfig(DoorOptions):
             the model's name is replaced, and nothing else
         inject_usage: ask for the usage of every stream, so that predicted hits can be compared;
             clients who did not ask do not see it
+        tell_category: tell engines each request's type and turn in a header, for those that evict
+            by them (docs/vllm_plugins.md)
         responses_kept_s: how long it is remembered which instance holds an answer of
             /v1/responses, for requests that name it, at most 30 days; 0 does not ask for it at all
         tokenizers: model name to path or hub name of its tokenizer, where the engine's own
@@ -99,6 +101,9 @@ class RouterConfig(DoorOptions):
         otlp_endpoint: base URL of an OpenTelemetry collector (OTLP over HTTP) that is told of every
             request; needs the extra timestable[otel]
         otlp_sample_ratio: share of traces told, 0..1, of those that begin at this router
+        record_trace: file (.jsonl) that gets a line for each answered request, without its text, to
+            study and to replay (docs/analysis.md); where there is one, another beside it
+        record_bytes_max: largest such file; then the recording ends
     """
 
     redis_url: str = "redis://127.0.0.1:6390"
@@ -117,6 +122,7 @@ class RouterConfig(DoorOptions):
     share_reservations: bool = True
     model_aliases: dict[str, str] = field(default_factory=dict)
     inject_usage: bool = False
+    tell_category: bool = False
     responses_kept_s: NonNegativeFloat = 3600.0
     tokenizers: dict[str, str] = field(default_factory=dict)
     tokenize_threads: PositiveInt = 2
@@ -146,6 +152,8 @@ class RouterConfig(DoorOptions):
     log_format: LogFormat = "json"
     otlp_endpoint: str | None = None
     otlp_sample_ratio: NonNegativeFloat = 1.0
+    record_trace: str | None = None
+    record_bytes_max: PositiveInt = 1024 * 1024 * 1024
 
     def __post_init__(self) -> None:
         """Check what holds between values.
@@ -222,6 +230,8 @@ def _check_ejection(config: RouterConfig) -> None:
 def _check_traces(config: RouterConfig) -> None:
     if config.otlp_sample_ratio > 1:
         raise ValueError(f"otlp_sample_ratio: {config.otlp_sample_ratio:g} is above 1")
+    if config.record_trace is not None and not config.record_trace.endswith(".jsonl"):
+        raise ValueError(f"record_trace: {config.record_trace} must end in .jsonl")
     endpoint = config.otlp_endpoint
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ValueError(f"otlp_endpoint: {endpoint} is no URL such as http://collector:4318")

@@ -9,6 +9,9 @@ possible only if x / (1 - x) > M / M' (LMetric, arXiv 2603.15202, "when multipli
   reaches into them) passes a floor: 1 / instances, since a rarer class is no trouble even to a
   single holder, and SHARE_LEAST. With fewer than REQUESTS_PER_INSTANCE_LEAST requests for each
   instance in the window nothing is judged.
+- Pool: where prefill and decode are apart, all of this is a pool's own: its requests, its
+  instances, its holders, its states (`legs.first_pool`). Whoever cannot be asked neither holds nor
+  spares anything, and what holds in one pool must not end what is going on in another.
 - Alarm: the condition holds; neither M nor M' is empty. A holder is who has the whole prefix, or is
   about to compute it.
 - Taken out: after 2 x M requests of the class in a row that went to holders all the same, by
@@ -114,8 +117,9 @@ def detect(
     Args:
         prefixes: of its prompt.
         recent: what Redis said of them; None: it did not say, and nothing is judged.
-        snapshot: who is eligible.
+        snapshot: who is eligible, of the pool that the prefixes are of.
     """
+    recent = None if recent is None else recent.within(prefixes)
     level = None if recent is None else _class_level(recent, len(snapshot.slot))
     if recent is None or level is None:
         return Detection(prefixes=prefixes)
@@ -129,7 +133,7 @@ def detect(
     return Detection(
         prefixes=prefixes,
         hot_class=HotClass(
-            prefix=prefixes.name(level),
+            prefix=prefixes.name(prefixes.shallowest + level),
             depth_blocks=depth_blocks,
             share=share,
             holders=holders,

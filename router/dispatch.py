@@ -192,7 +192,8 @@ class Dispatcher:
         question, booking = attempt.question, attempt.booking
         record.status = answer.status
         record.lap(Stage.FIRST_BYTE)
-        if answer.event_stream and question.prefill_end.first_byte_tells:
+        begun = answer.event_stream or answer.switched
+        if begun and question.prefill_end.first_byte_tells:
             self._ledger.prefilled(booking)
         self._note_begun(attempt, answer, record)
         if answer.status == HTTPStatus.OK:

@@ -7,7 +7,7 @@ from router.door.admission import Ticket
 from router.door.visitor import Visitor
 from router.errors import RouterError
 from router.instances.answer import Answer
-from router.instances.engine_connection import Wire
+from router.instances.wire import Wire
 from router.requests.api_call import ApiCall
 from router.snapshot import Decision
 

@@ -11,6 +11,10 @@ SESSION: Final = "x-session-id"
 TURN: Final = "x-timestable-turn"
 """How many earlier answers the prompt holds, of a plain completion: chats say it themselves."""
 
+CATEGORY: Final = "x-timestable-category"
+"""To the instance, where the operator lets it: type and turn, for engines that evict by them; a
+client's own is kept."""
+
 POLICY: Final = "x-timestable-policy"
 """Asks for a policy, where the operator lets it."""
 

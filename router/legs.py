@@ -19,9 +19,10 @@ import numpy as np
 from indexer.contract.identifiers import InstanceId
 from router.eligibility import Ability, take
 from router.errors import NoEligibleInstance
-from router.snapshot import Decision, FleetSnapshot
+from router.snapshot import Column, Decision, FleetSnapshot
 
-_BOTH: Final = Ability.PREFILL | Ability.DECODE
+WHOLE_FLEET: Final = 0
+"""Number of the pool of a fleet without roles."""
 
 
 class Leg(StrEnum):
@@ -60,11 +61,35 @@ def first_leg(snapshot: FleetSnapshot, *, parts: bool) -> Leg:
         snapshot: who is eligible.
         parts: the request can be parted.
     """
-    abilities = snapshot.abilities
+    return _first_leg(snapshot.abilities, parts=parts)
+
+
+def _first_leg(abilities: Column | None, *, parts: bool) -> Leg:
     if abilities is None or not parts:
         return Leg.WHOLE
     pools = ((abilities & one).any() for one in (Ability.PREFILL, Ability.DECODE))
     return Leg.PREFILL if all(pools) else Leg.WHOLE
+
+
+def first_pool(abilities: Column | None, *, parts: bool, decodes: bool) -> int:
+    """The number of the pool from which somebody takes a request's first leg.
+
+    What is counted of one pool says nothing of another: other instances hold other things there,
+    and are asked by other requests.
+
+    Args:
+        abilities: of the fleet's instances.
+        parts: the request can be parted.
+        decodes: it generates more than a token.
+
+    Returns:
+        WHOLE_FLEET where there are no roles, else one of Ability.
+    """
+    if abilities is None:
+        return WHOLE_FLEET
+    leg = _first_leg(abilities, parts=parts)
+    pools = (one for one in _wanted(leg, decodes=decodes) if (abilities & one).any())
+    return int(next(pools, WHOLE_FLEET))
 
 
 def leg_at(leg: Leg, decision: Decision) -> Leg:
@@ -78,8 +103,10 @@ def leg_at(leg: Leg, decision: Decision) -> Leg:
 def pool(snapshot: FleetSnapshot, leg: Leg, *, decodes: bool = True) -> FleetSnapshot:
     """Those of the snapshot who may take this leg.
 
-    A whole request goes to those who are for both, else to those who decode, as others do it, too.
-    One that generates no more than a token ends with its prefill.
+    A whole request goes to those who decode, be they for both or not: most of its time is decoding,
+    and the policy's score sees who has little else to do. Those for both alone would be one crowded
+    instance among idle ones wherever they are few. One that generates no more than a token ends
+    with its prefill.
 
     Raises:
         NoEligibleInstance: nobody may.
@@ -88,7 +115,7 @@ def pool(snapshot: FleetSnapshot, leg: Leg, *, decodes: bool = True) -> FleetSna
     if abilities is None:
         return snapshot
     for wanted in _wanted(leg, decodes=decodes):
-        places = ((abilities & wanted) == wanted).nonzero()[0]
+        places = (abilities & wanted).nonzero()[0]
         if places.size:
             return take(snapshot, places)
     what = "decode" if leg is Leg.DECODE else "take"
@@ -103,7 +130,7 @@ def _wanted(leg: Leg, *, decodes: bool) -> Sequence[Ability]:
         return (Ability.DECODE,)
     if leg is Leg.PREFILL or not decodes:
         return (Ability.PREFILL, Ability.DECODE)
-    return (_BOTH, Ability.DECODE, Ability.PREFILL)
+    return (Ability.DECODE, Ability.PREFILL)
 
 
 def handed_over(snapshot: FleetSnapshot, prompt_tokens: int) -> FleetSnapshot:

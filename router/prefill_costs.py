@@ -45,27 +45,16 @@ class PrefillCosts:
             seconds: since it was sent.
             cached_tokens: what its engine says it found; None: nothing, and the prediction counts.
         """
-        snapshot = decision.snapshot
-        if decision.degraded or decision.approximate or decision.tier_tokens:
-            return  # lengths, queues or what was computed are not known
-        prompt_tokens, new_tokens = decision.prompt_tokens, decision.new_prefill_tokens
-        if cached_tokens is not None:
-            new_tokens = prompt_tokens - cached_tokens
-        slowness = 1000 if snapshot.slowness is None else snapshot.slowness[decision.index]
-        one = SeenPrefill(
-            prompt_tokens=prompt_tokens,
-            new_prefill_tokens=new_tokens,
-            queued_prefill_tokens=decision.queued_prefill_tokens,
-            queued_context_tokens=int(snapshot.queued_context_tokens[decision.index]),
-            seconds=seconds,
-            slowness=float(slowness) / 1000,
-        )
-        fleet = self._fleet(snapshot.fleet.model_scope)
+        one = SeenPrefill.of(decision, seconds=seconds, cached_tokens=cached_tokens)
+        if one is None:
+            return
+        scope = decision.snapshot.fleet.model_scope
+        fleet = self._fleet(scope)
         before = fleet.fit.cost
         used = fleet.fit.add(one)
         telemetry.PREFILLS_SEEN.labels(result="used" if used else "left_out").inc()
         if fleet.fit.cost is not before:
-            self._tell(snapshot.fleet.model_scope, fleet)
+            self._tell(scope, fleet)
 
     def annotate(self, fleet_view: dict[str, Any]) -> None:
         """Add `prefill_cost` to every fleet of `IndexClient.fleet_view`; None: not known yet."""

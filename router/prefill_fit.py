@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from router.snapshot import PrefillCost
+from router.snapshot import Decision, PrefillCost
 
 WINDOW: Final = 256
 """Latest prefills that count: a device that has changed is known again after so many."""
@@ -71,6 +71,33 @@ class SeenPrefill:
     queued_context_tokens: int
     seconds: float
     slowness: float = 1.0
+
+    @classmethod
+    def of(
+        cls, decision: Decision, *, seconds: float, cached_tokens: int | None
+    ) -> "SeenPrefill | None":
+        """From a decision and what came of it; None where it does not say what was computed.
+
+        Args:
+            decision: of the request, alone with one prompt.
+            seconds: since it was sent.
+            cached_tokens: what its engine says it found; None: nothing, and the prediction counts.
+        """
+        snapshot = decision.snapshot
+        if decision.degraded or decision.approximate or decision.tier_tokens:
+            return None  # lengths, queues or what was computed are not known
+        prompt_tokens, new_tokens = decision.prompt_tokens, decision.new_prefill_tokens
+        if cached_tokens is not None:
+            new_tokens = prompt_tokens - cached_tokens
+        slowness = 1000 if snapshot.slowness is None else snapshot.slowness[decision.index]
+        return cls(
+            prompt_tokens=prompt_tokens,
+            new_prefill_tokens=new_tokens,
+            queued_prefill_tokens=decision.queued_prefill_tokens,
+            queued_context_tokens=int(snapshot.queued_context_tokens[decision.index]),
+            seconds=seconds,
+            slowness=float(slowness) / 1000,
+        )
 
 
 class PrefillFit:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
+from http import HTTPStatus
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
@@ -246,7 +247,12 @@ def _count(ended: RequestRecord, stages: dict[Stage, float]) -> None:
         telemetry.STAGE_SECONDS.observe("added", ended.first_byte_added_s)
     if ended.stream and ended.ttft_s is not None:
         telemetry.TTFT_SECONDS.observe(policy, ended.ttft_s)
-    if ended.outcome == "completed" and ended.e2e_s is not None:
+    # A WebSocket lasts as long as its client likes.
+    if (
+        ended.outcome == "completed"
+        and ended.e2e_s is not None
+        and ended.status != HTTPStatus.SWITCHING_PROTOCOLS
+    ):
         telemetry.E2E_SECONDS.observe(policy, ended.e2e_s)
     if ended.fleet is None or ended.hit_tokens is None:
         return

@@ -41,18 +41,25 @@ from router.index.known_fleets import ServedModel, only_model
 from router.instances.ejections import Ejections
 from router.instances.upstream import Upstream
 from router.ledger import Ledger
-from router.legs import first_leg
+from router.legs import first_leg, first_pool
 from router.policies.base import Policy
 from router.predictions import Predictions
 from router.prefill_costs import PrefillCosts
+from router.recording.recorder import Recorder
 from router.request_record import RequestRecord, Stage
 from router.requests.api_call import ApiCall, Cost, OpaquePrompt
-from router.requests.parting import parts
+from router.requests.parting import decodes, parts
 from router.requests.prompt_limits import refuse_huge, refuse_too_long
 from router.snapshot import Decision, FleetSnapshot, RequestView
 from router.tokens import approximate
 from router.tokens.hash_chains import HashChains
 from router.tokens.tokenize import EncodedPrompt, Tokenizer
+
+REALTIME_ADAPTER: Final = (
+    "model: behind a WebSocket vLLM serves the model itself, no adapter. Name the model in the "
+    "query, ?model=NAME; GET /v1/models lists them."
+)
+"""A key for an adapter alone would reach the model that way."""
 
 NO_PROMPT: Final = EncodedPrompt(packed=b"", prompt_tokens=1, longest_tokens=0, last_packed=b"")
 """Of a request that costs its engine nothing that counts."""
@@ -80,6 +87,7 @@ class Router:
         in_flight_credit: count what requests in prefill are about to compute.
         responses: knows who holds which answer; None: requests that name one are routed as others.
         detect_hot_prefixes: count classes of requests, and take holders out, see `detector`.
+        recorder: is told of what has been answered; None: nobody records it.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class Router:
         in_flight_credit: bool = True,
         responses: HeldResponses | None = None,
         detect_hot_prefixes: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         assert default_policy in policies, default_policy
         self._admission = admission
@@ -115,6 +124,7 @@ class Router:
         self._allow_policy_override = allow_policy_override
         self._in_flight_credit = in_flight_credit
         self._detect_hot_prefixes = detect_hot_prefixes
+        self._recorder = recorder
         self._responses, self._aliases = responses, aliases
         self._sequence = itertools.count()
         self._chooser = Chooser(
@@ -155,6 +165,8 @@ class Router:
                 exchange.tell_limits(limits)
                 await self._dispatcher.dispatch(question, exchange, record)  # 6 - 9
             record.outcome = "completed"
+            if self._recorder is not None:
+                self._recorder.take(question, record)
         except RouterError as error:
             record.outcome = error.reason
             if not exchange.started:
@@ -209,7 +221,7 @@ class Router:
         hashes = hashes or approximate.chain(prompt.text, served, call)
         milestones = self._milestones(served, hashes, prompt)
         detects = self._detect_hot_prefixes and call.cost is not Cost.NONE
-        prefixes = ClassPrefixes.of(hashes) if detects else None
+        prefixes = ClassPrefixes.of(hashes, _pool(served, call)) if detects else None
         record.lap(Stage.HASH)
         sighting = await self._chooser.look(  # 4 one lookup, one read
             served, hashes, milestones, record, prefixes
@@ -271,6 +283,8 @@ class Router:
         else:
             served = only_model(self._index.models())
         if served is not None:
+            if call.upgrades and served.adapter is not None:
+                raise RequestInvalid(REALTIME_ADAPTER, param="model")
             return served
         if self._index.heard_age_s() > INDEX_SILENCE_MAX_S:
             raise IndexUnavailable(
@@ -337,6 +351,13 @@ class Router:
                 param=names.POLICY,
             )
         return self._policies[name]
+
+
+def _pool(served: ServedModel, call: ApiCall) -> int:
+    """From which a request is answered first, by the roles as last known."""
+    abilities = served.roster.abilities
+    apart = abilities is not None and parts(call)
+    return first_pool(abilities, parts=apart, decodes=decodes(call))
 
 
 def _history_tokens(call: ApiCall, prompt: EncodedPrompt) -> int | None:

@@ -299,6 +299,12 @@ SPANS: Final = Counter(
     "Spans by what the collector did: taken, failed. None without otlp_endpoint.",
     ["result"],
 )
+RECORDED: Final = Counter(
+    "timestable_router_recorded_requests",
+    "Answered requests by what became of their line of the trace: written, behind (the writer), "
+    "full (the file), failed, refused (by the engine), several_prompts. None without record_trace.",
+    ["result"],
+)
 INTERNAL_ERRORS: Final = Counter(
     "timestable_router_internal_errors", "Requests that ended in a defect of the router."
 )

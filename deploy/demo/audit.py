@@ -57,7 +57,8 @@ class Journal:
 
     A time is (published_s, engine_s): when readers of the index could know, and when the engine did
     it at the earliest: a busy sidecar writes several of its batches at once (where it cannot tell:
-    when it was published).
+    when it was published). A block that was gone for a while, although the index had it all the
+    time, counts as removed; one that was there for a while, which the index never had, as added.
     """
 
     added: Mapping[tuple[str, BlockHash], Sequence[tuple[float, float]]]
@@ -78,8 +79,12 @@ class Journal:
             published_s = entry["published_s"]
             engine_s = entry.get("oldest_engine_ts_s") or entry["engine_ts_s"]
             times = (published_s, published_s if engine_s is None else engine_s)
-            for changes, name in ((added, "added"), (removed, "removed")):
-                for text in entry[name]:
+            came_back, came_and_went = entry.get("came_back", ()), entry.get("came_and_went", ())
+            for changes, texts in (
+                (added, (*entry["added"], *came_and_went)),
+                (removed, (*entry["removed"], *came_back)),
+            ):
+                for text in texts:
                     changes[entry["instance_id"], BlockHash(bytes.fromhex(text))].append(times)
         return cls(added, removed)
 

@@ -68,6 +68,8 @@ def served(record: RequestRecord, prompt: Sequence[int]) -> ServedRequest | None
     decision = record.decision
     if record.error is not None or decision is None or record.cached_tokens is None:
         return None
+    if decision["degraded"]:  # made without the index: it predicts nothing
+        return None
     if record.first_token_s is None or record.sent_s is None or record.sent_unix_s is None:
         return None
     return ServedRequest(

@@ -7,13 +7,14 @@ what is made of it is the routers' own (`router/detector.py`). See `classes_v1.l
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_digest
 
 from indexer.contract import keys
 from indexer.contract.call import Call
@@ -55,6 +56,7 @@ class Saying(IntEnum):
 
 
 _PLACES: Final = tuple(b"#%d" % place for place in CLASS_PLACES)
+_POOL_NAMES: Final = tuple(xxh3_64_digest(b"pool %d" % pool) for pool in range(1, 16))
 PREFIX_BYTES: Final = BLOCK_HASH_BYTES + len(_PLACES[0])
 """Of one prefix as it is sent: its hash, and where it is counted."""
 
@@ -72,32 +74,50 @@ def _ends(count: int) -> tuple[slice, ...]:
 class ClassPrefixes:
     """The prefixes by which a prompt belongs to classes; none of a prompt without a full block.
 
+    Where a fleet's instances are in pools, all names are the pool's own, and the first prefix is
+    the empty one: that counts the pool's requests.
+
     Attributes:
         packed: of its first 1, 2, 4, 8, ... blocks, shallow first, PREFIX_BYTES each.
+        shallowest: place of the prefix of one block: 1 behind the empty one, else 0.
     """
 
     packed: bytes
+    shallowest: int = 0
 
     @classmethod
-    def of(cls, hashes: bytes) -> Self:
-        """Choose them from a chain of block hashes, from `block_hash.chain`."""
+    def of(cls, hashes: bytes, pool: int = 0) -> Self:
+        """Choose them from a chain of block hashes, from `block_hash.chain`.
+
+        Args:
+            hashes: the chain.
+            pool: whose requests these are, 1 to 15; 0 for a fleet without pools.
+        """
         count = min((len(hashes) // BLOCK_HASH_BYTES).bit_length(), CLASS_PREFIXES_MAX)
         names = [hashes[one] for one in _ends(count)]
-        return cls(b"".join([name + _PLACES[_word(name) % len(_PLACES)] for name in names]))
+        if pool:
+            own = _POOL_NAMES[pool - 1]
+            names = [own, *(_mixed(name, own) for name in names)]
+        packed = b"".join([name + _PLACES[_word(name) % len(_PLACES)] for name in names])
+        return cls(packed, 1 if pool else 0)
 
     def __len__(self) -> int:
         """How many."""
         return len(self.packed) // PREFIX_BYTES
 
-    def name(self, level: int) -> bytes:
-        """The hash that names the class of depth 2 ** level."""
-        return self.packed[level * PREFIX_BYTES : level * PREFIX_BYTES + BLOCK_HASH_BYTES]
+    def name(self, place: int) -> bytes:
+        """The hash that names the class of depth 2 ** (place - shallowest)."""
+        return self.packed[place * PREFIX_BYTES : place * PREFIX_BYTES + BLOCK_HASH_BYTES]
 
     @property
     def places(self) -> list[int]:
         """Of the counter of each."""
         ends = range(PREFIX_BYTES, len(self.packed) + 1, PREFIX_BYTES)
         return [int(self.packed[end - 5 : end]) for end in ends]
+
+
+def _mixed(name: bytes, own: bytes) -> bytes:
+    return bytes([one ^ other for one, other in zip(name, own, strict=True)])
 
 
 def _word(name: bytes) -> int:
@@ -117,6 +137,15 @@ class RecentClasses:
     requests: float
     counts: npt.NDArray[np.float64]
     standings: npt.NDArray[np.uint8]
+
+    def within(self, prefixes: ClassPrefixes) -> Self:
+        """Of the pool's requests only, where the prefixes are a pool's: without the empty one."""
+        if not prefixes.shallowest:
+            return self
+        requests = float(self.counts[0])
+        return replace(
+            self, requests=requests, counts=self.counts[1:], standings=self.standings[1:]
+        )
 
     @classmethod
     def decode(cls, told: Told) -> Self | None:

@@ -135,12 +135,21 @@ class Publisher:
     # -- blocks -----------------------------------------------------------------------------------
 
     def offer(self, deltas: Sequence[Delta], engine_ts_s: float | None) -> None:
-        """Take what one engine batch (None: something else) has changed; published by `run`."""
+        """Take what one engine batch (None: something else) has changed; published by `run`.
+
+        Raises:
+            JournalFailed: the journal cannot be written.
+        """
         now_s = time.monotonic()
+        oldest_ts_s = self._pending.oldest_ts_s or engine_ts_s
+        unseen = []
         for delta in deltas:
-            self._pending.merge(delta)
+            unseen.append(self._pending.merge(delta))
             self.change_log.note(now_s, delta.removed)
             self.change_log.note(now_s, delta.added)
+        self._journal.write_unseen(
+            self.instance_id, unseen, engine_ts_s=engine_ts_s, oldest_ts_s=oldest_ts_s
+        )
         if engine_ts_s is not None:
             self._pending.cover(engine_ts_s)
         if self._pending:
@@ -243,7 +252,8 @@ class Publisher:
         self._telemetry.redis_failures.labels("publish").inc()
         self._unacknowledged = None
         self._flush_blocks = BLOCKS_PER_WRITE_MAX  # a long write takes memory by itself
-        self._pending.put_back(changes)
+        unseen = [self._pending.put_back(changes)]
+        self._journal.write_unseen(self.instance_id, unseen, oldest_ts_s=changes.oldest_ts_s)
         delta = Delta() if self._source is None else self._source.found_full()
         self.offer([delta], None)
         if not delta.removed:

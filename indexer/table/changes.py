@@ -42,6 +42,21 @@ class Changes:
     oldest_ts_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Blocks that no reader of the index sees change, because it was over before it was written.
+
+    The engine admits requests meanwhile, so these changes too make predictions come out otherwise.
+
+    Attributes:
+        came_back: claimed all the time, and not held for a while.
+        came_and_went: never claimed, and held for a while.
+    """
+
+    came_back: Sequence[BlockHash] = ()
+    came_and_went: Sequence[BlockHash] = ()
+
+
 class PendingChanges:
     """Deltas merged while an earlier write is under way; pure.
 
@@ -74,20 +89,23 @@ class PendingChanges:
         """Whether a change of this block waits."""
         return block in self._added or block in self._removed
 
-    def merge(self, delta: Delta) -> None:
-        """Take another delta, which comes after everything merged so far."""
+    def merge(self, delta: Delta) -> Unseen:
+        """Take another delta, which comes after everything merged so far; what it cancels out."""
+        came_and_went = [block for block in delta.removed if block in self._added]
         for block in delta.removed:
             if block in self._added:
                 del self._added[block]
                 if block not in self._uncertain:
                     continue
             self._removed[block] = None
+        came_back = [block for block in delta.added if block in self._removed]
         for block in delta.added:
             if block in self._removed:
                 del self._removed[block]
                 if block not in self._uncertain:
                     continue
             self._added[block] = None
+        return Unseen(came_back, came_and_went)
 
     def cover(self, engine_ts_s: float) -> None:
         """Everything an engine batch changed has been merged."""
@@ -104,8 +122,12 @@ class PendingChanges:
         self._uncertain.clear()
         self._added = dict.fromkeys(published)
 
-    def put_back(self, changes: Changes) -> None:
-        """Take a write back that was carried out in part or not at all; it is the oldest."""
+    def put_back(self, changes: Changes) -> Unseen:
+        """Take a write back that was carried out in part or not at all; it is the oldest.
+
+        Returns:
+            What of it later changes cancel out.
+        """
         later_removed, later_added = self._removed, self._added
         self._uncertain.update(changes.removed, changes.added)
         self._removed = dict.fromkeys(b for b in changes.removed if b not in later_added)
@@ -116,6 +138,10 @@ class PendingChanges:
             self._newest_ts_s = changes.engine_ts_s
         if changes.oldest_ts_s is not None:
             self._oldest_ts_s = changes.oldest_ts_s
+        return Unseen(
+            came_back=[block for block in changes.removed if block in later_added],
+            came_and_went=[block for block in changes.added if block in later_removed],
+        )
 
     def take(self, blocks_max: int) -> Changes | None:
         """Take the next changes out, at most blocks_max of them; None when there are none."""

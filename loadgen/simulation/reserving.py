@@ -7,13 +7,19 @@ from loadgen.simulation.shared_books import MOVED, Key, SharedBooks
 from router.candidates import candidates, in_flight, with_counters
 from router.decide import decide, rank, shortlist
 from router.detector import Detection, detect
+from router.legs import WHOLE_FLEET
 from router.policies.base import Policy
 from router.policies.lmetric import LMetric
 from router.snapshot import Decision, FleetSnapshot, RequestView
 
 
 def detected(
-    books: SharedBooks, hashes: bytes, snapshot: FleetSnapshot, *, now_s: float
+    books: SharedBooks,
+    hashes: bytes,
+    snapshot: FleetSnapshot,
+    *,
+    now_s: float,
+    pool: int = WHOLE_FLEET,
 ) -> Detection:
     """What a router that detects hot prefixes finds about a request.
 
@@ -24,8 +30,9 @@ def detected(
         hashes: of the prompt's blocks, 8 bytes each; equal ones for equal prefixes.
         snapshot: who is eligible.
         now_s: when the index is asked.
+        pool: that the request is for, see `legs.first_pool`.
     """
-    prefixes = ClassPrefixes.of(hashes)
+    prefixes = ClassPrefixes.of(hashes, pool)
     recent = RecentClasses.decode(books.classes.recent(prefixes, now_s))
     return detect(prefixes, recent, snapshot)
 

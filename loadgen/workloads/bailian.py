@@ -2,9 +2,10 @@
 
 The trace behind "KVCache Cache in the Wild" (arXiv 2506.02634): `chat_id`, `parent_chat_id` (-1 for
 a first turn), `timestamp` (s), `input_length`, `output_length` (tokens), `type` (text, search,
-image, file), `turn` (from 1), `hash_ids` (one id per 16-token block). A session is named by its
-first request; where that lies before the trace, by the earliest ancestor that is named. Only an
-earlier line tells which session a parent belongs to, so a reader keeps a small entry per request.
+image, file), `turn` (from 1), `hash_ids` (one id per 16-token block; recordings of the router say
+`block_size` where it is another). A session is named by its first request; where that lies before
+the trace, by the earliest ancestor that is named. Only an earlier line tells which session a parent
+belongs to, so a reader keeps a small entry per request.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +38,9 @@ class BailianReader:
             prompt_tokens=integer(fields, "input_length"),
             output_tokens=integer(fields, "output_length"),
             block_ids=integers(fields, "hash_ids"),
-            block_size_tokens=BAILIAN_BLOCK_SIZE_TOKENS,
+            block_size_tokens=integer(fields, "block_size")
+            if "block_size" in fields
+            else BAILIAN_BLOCK_SIZE_TOKENS,
             session_id=f"chat-{session}",
             turn=turn - 1,
             request_id=str(chat_id),

@@ -4,7 +4,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from loadgen.errors import TraceError
@@ -28,8 +28,14 @@ def check_kind(path: Path, suffixes: tuple[str, ...] = TRACE_SUFFIXES) -> None:
         raise TraceError(path, f"unknown kind of file; expected {names}")
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(
+    path: Path, on_read: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, bytes]]:
     """Non-empty lines with their numbers from 1; a line over the limit comes cut at the limit.
+
+    Args:
+        path: the file.
+        on_read: told after each line how many bytes of the file, as it is on disk, are read.
 
     Raises:
         TraceError: missing, of an unknown kind, unreadable or truncated.
@@ -38,15 +44,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(path, "does not exist")
     check_kind(path)
     try:
-        stream: io.BufferedIOBase
-        if path.suffix == ".zst":
-            stream = zstd.ZstdFile(path)
-        elif path.suffix == ".gz":
-            stream = gzip.GzipFile(path)
-        else:
-            stream = path.open("rb")
-        with stream:
-            yield from _lines(stream)
+        with path.open("rb") as file:
+            stream: io.BufferedIOBase = file
+            if path.suffix == ".zst":
+                stream = zstd.ZstdFile(file)
+            elif path.suffix == ".gz":
+                stream = gzip.GzipFile(fileobj=file)
+            with stream:
+                for numbered in _lines(stream):
+                    yield numbered
+                    if on_read is not None:
+                        on_read(file.tell())
     except _UNREADABLE as exc:
         raise TraceError(path, f"cannot be read: {exc}") from exc
 

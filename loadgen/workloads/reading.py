@@ -102,8 +102,26 @@ def format_name(fields: Fields) -> str:
     )
 
 
+def single_traces(paths: Sequence[Path]) -> list[list[Path]]:
+    """Each trace of several files by itself, with the second files that its format has.
+
+    Raises:
+        TraceError: as `read_rows`.
+    """
+    formats = {path: _first_format(path) for path in paths}
+    seconds = {path: _SECOND_FILES[name] for path, name in formats.items() if name in _SECOND_FILES}
+    traces = [path for path in paths if path not in seconds]
+    if not traces and seconds:
+        path, missing = next(iter(seconds.items()))
+        raise TraceError(path, f"is only half of a trace; add the file of {missing}")
+    return [[trace, *seconds] for trace in traces]
+
+
 def read_rows(
-    paths: Sequence[Path], options: ReadOptions, span: Span = EVERYTHING
+    paths: Sequence[Path],
+    options: ReadOptions,
+    span: Span = EVERYTHING,
+    on_read: Callable[[int], None] | None = None,
 ) -> Iterator[TraceRow]:
     """The requests of a trace, in the order of its files.
 
@@ -113,6 +131,7 @@ def read_rows(
             mixed: their blocks and sessions are kept apart.
         options: what the trace leaves open.
         span: the part wanted.
+        on_read: told after each line of requests how many bytes of its file are read.
 
     Raises:
         TraceError: unreadable file, unknown format, a broken row, a missing second file or choice.
@@ -127,7 +146,9 @@ def read_rows(
     for place, path in enumerate(traces):
         reader = _reader(path, formats[path], second, options, span)
         rows = _within(
-            _stream(path, reader, span.lines_max), span, ordered=formats[path] in _ORDERED
+            _stream(path, reader, span.lines_max, on_read),
+            span,
+            ordered=formats[path] in _ORDERED,
         )
         for row in islice(rows, rows_left):
             yield row if place == 0 else _kept_apart(row, place)
@@ -181,11 +202,13 @@ def _each(path: Path, read: Callable[[Fields], T]) -> Iterator[T]:
         yield value
 
 
-def _stream(path: Path, reader: Reader, lines_max: int | None) -> Iterator[TraceRow]:
+def _stream(
+    path: Path, reader: Reader, lines_max: int | None, on_read: Callable[[int], None] | None
+) -> Iterator[TraceRow]:
     """The rows of a file; the line of an error is the one that completed the request."""
     last: int | None = None
     try:
-        for line_number, line in islice(numbered_lines(path), lines_max):
+        for line_number, line in islice(numbered_lines(path, on_read), lines_max):
             last = line_number
             yield from reader.rows(parse_object(line))
         yield from reader.finish()

@@ -20,6 +20,7 @@ from router.http.dashboard.routes import Dashboard
 from router.http.failures import REQUEST_ID, STATUS, make_app
 from router.http.gate import VISITOR, Gate
 from router.http.operator_calls import OperatorCalls
+from router.http.websocket import asks_to_switch
 from router.index.class_watch import ClassWatch
 from router.index.index_client import IndexClient
 from router.index.known_fleets import ServedModel
@@ -105,7 +106,7 @@ class HttpApi:
 
     async def routed(self, request: web.Request) -> web.StreamResponse:
         """Route a request to an instance."""
-        endpoint = endpoint_of(request.method, request.path)
+        endpoint = endpoint_of(request.method, request.path, upgrades=asks_to_switch(request))
         if request.method not in endpoint.methods:
             raise web.HTTPMethodNotAllowed(request.method, endpoint.methods)
         record = self._begun(request, endpoint)

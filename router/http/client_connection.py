@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -59,13 +60,17 @@ class ClientConnection(web.RequestHandler):
     A head that has begun must be complete within `header_timeout_s`, the first one within that of
     the connection itself. aiohttp bounds single headers, waits between requests, and how far it
     reads ahead.
+
+    Attributes:
+        full: called when the client begins to read more slowly than its answer comes.
     """
 
-    __slots__ = ("_connections", "_head_bytes", "_head_number", "_head_timer")
+    __slots__ = ("_connections", "_head_bytes", "_head_number", "_head_timer", "full")
 
     def __init__(self, manager: web.Server, *, connections: Connections, **options: Any) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
         self._connections = connections
+        self.full: Callable[[], None] | None = None
         self._head_bytes = 0
         self._head_number = -1
         self._head_timer: asyncio.TimerHandle | None = None
@@ -81,6 +86,12 @@ class ClientConnection(web.RequestHandler):
         writable = cast("asyncio.WriteTransport", transport)
         writable.write(_answer(*FULL, retry_after_s=1))
         writable.close()
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        super().pause_writing()
+        if self.full is not None:
+            self.full()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget it."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,11 +22,13 @@ from router.errors import (
     RequestInvalid,
     RouterError,
 )
+from router.http.client_connection import ClientConnection
 from router.http.dashboard.explanation import hot_class_view
 from router.http.dialects import error_event
 from router.http.failures import REQUEST_ID, STATUS
 from router.http.gate import VISITOR
 from router.http.usage_filter import UsageFilter
+from router.http.websocket import Switching, hear
 from router.instances.answer import Answer
 from router.requests.api_call import ApiCall
 from router.requests.endpoints import Endpoint, parse, refuse_climbing
@@ -146,7 +148,8 @@ class HttpExchange:
         assert self._call is not None
         if self._filter is not None and answer.event_stream:
             answer.forget_length()
-        response = _Answer(status=answer.status, headers=answer.headers)
+        kind = Switching if answer.switched else _Answer
+        response = kind(status=answer.status, headers=answer.headers)
         response.headers.update(self._limit_headers)
         response.headers[names.REQUEST_ID] = self._call.request_id
         response.headers[names.INSTANCE] = decision.instance.instance_id
@@ -165,6 +168,8 @@ class HttpExchange:
             await response.prepare(self._request)
         except ConnectionResetError as error:
             raise ClientGone("the client closed its connection") from error
+        if answer.switched:
+            hear(self._request, answer.connection)
 
     async def write(self, chunk: bytes) -> None:
         """Send a piece of the body."""
@@ -177,12 +182,13 @@ class HttpExchange:
             raise ClientGone("the client closed its connection") from error
 
     def wire(self) -> "ClientWire | None":
-        """Where chunks can go as the instance framed them; None where they are changed here."""
+        """Where bytes can go as the instance framed them; None where they are changed here."""
         response, transport = self.response, self._request.transport
         assert response is not None
         filtered = self._filter is not None and self._event_stream
         chunked = response.headers.get("Transfer-Encoding") == "chunked"
-        if filtered or not chunked or transport is None:
+        switched = isinstance(response, Switching)
+        if filtered or not (chunked or switched) or transport is None:
             return None
         return ClientWire(self._request, transport)
 
@@ -252,6 +258,21 @@ class ClientWire:
         """
         if not self._transport.is_closing():
             self._transport.write(chunks)
+        return self.is_full
+
+    @property
+    def send(self) -> Callable[[bytes], object]:
+        """See `engine_connection.Wire`; this and the next make `write` quick."""
+        return self._transport.write
+
+    def on_full(self, full: Callable[[], None] | None) -> None:
+        """See `engine_connection.Wire`."""
+        assert isinstance(self._protocol, ClientConnection), "there are no others"
+        self._protocol.full = full
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client reads more slowly than chunks come."""
         return self._protocol.writing_paused
 
     async def drain(self) -> None:

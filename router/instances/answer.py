@@ -6,6 +6,7 @@ from typing import Final
 
 from indexer.contract.records import InstanceRecord
 from router.instances.engine_connection import EngineConnection
+from router.instances.http_wire import SWITCHING
 
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -63,6 +64,11 @@ class Answer:
                 self.event_stream = self.event_stream or value.startswith(EVENT_STREAM)
             elif lowered == "content-encoding":
                 self.encoded = True
+
+    @property
+    def switched(self) -> bool:
+        """Whether it is a WebSocket from here on."""
+        return self.status == SWITCHING
 
     def forget_length(self) -> None:
         """The body will be changed on its way, so a told length would be wrong."""

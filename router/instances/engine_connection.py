@@ -2,28 +2,39 @@
 
 A body is read with `read`, or passed on as it comes: then `data_received` writes what it gets to
 the other side at once, and nobody is woken for it. What an asyncio stream or a client library does
-between the two sockets costs more than everything else on the way of a token.
+between the two sockets costs more than everything else on the way of a token, and of what is left
+the most is Python that has to be fetched into a cache again: `data_received` calls none of it.
 """
 
 import asyncio
 import copy
 from collections import deque
-from typing import Final, Protocol, cast
+from collections.abc import Callable
+from typing import Final, cast
 
 from router.instances import vanishing
 from router.instances.http_wire import (
+    BREAK,
     HEAD_BYTES_MAX,
+    SHORT_SIZES,
     AnswerHead,
     BadAnswer,
     ChunkedDecoder,
     Origin,
     chunk,
     parse_head,
-    whole_chunk,
 )
+from router.instances.wire import Wire
 
 HELD_BYTES_MAX: Final = 256 * 1024
 """Of a body that nobody takes; then the engine's side is not read."""
+
+SILENCE_LOOKS: Final = 4
+"""How often is looked whether an engine is silent, in the time that it may be: chunks that are
+passed on do not note when they came."""
+
+NO_CHUNK: Final = -9
+"""A size that no data has."""
 
 
 class EngineGone(ConnectionResetError):  # noqa: N818 - named as what happened
@@ -38,18 +49,6 @@ class ConnectTimedOut(TimeoutError):  # noqa: N818 - named as what happened
     """The engine took no connection in time."""
 
 
-class Wire(Protocol):
-    """The other side of a body that is passed on."""
-
-    def write(self, chunks: bytes) -> bool:
-        """Send whole chunks, framed; whether the other side reads more slowly than they come."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until it has read."""
-        ...
-
-
 class EngineConnection(asyncio.Protocol):
     """One connection, one request at a time.
 
@@ -59,6 +58,7 @@ class EngineConnection(asyncio.Protocol):
         began: a byte of the present answer is here.
         idle_since_s: the event loop's time at which it was put back.
         passed_bytes: of payload, passed on so far.
+        said_s: the event loop's time at which bytes of a WebSocket went to the engine.
     """
 
     def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,6 +67,7 @@ class EngineConnection(asyncio.Protocol):
         self.began = False
         self.idle_since_s = 0.0
         self.passed_bytes = 0
+        self.said_s = 0.0
         self._loop = loop
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle
@@ -74,10 +75,10 @@ class EngineConnection(asyncio.Protocol):
         self._busy = False
         self._large_body = False
         self._lost: Exception | None = None
-        self._reset_answer(to_head=False)
+        self._reset_answer(to_head=False, to_upgrade=False)
 
-    def _reset_answer(self, *, to_head: bool) -> None:
-        self._to_head = to_head
+    def _reset_answer(self, *, to_head: bool, to_upgrade: bool) -> None:
+        self._to_head, self._to_upgrade = to_head, to_upgrade
         self._head_bytes = b""
         self._head: AnswerHead | None = None
         self._decoder: ChunkedDecoder | None = None
@@ -90,16 +91,20 @@ class EngineConnection(asyncio.Protocol):
         self._wire: Wire | None = None
         self._passing = False
         self._tail: deque[bytes] | None = None
+        self._write: Callable[[bytes], object]
+        self._keep: Callable[[bytes], None]
         self._heard_s = 0.0
+        self._looked_bytes = 0
         self._silent = False
+        self._full: Callable[[bool], None] | None = None
         self.began = False
         self.passed_bytes = 0
 
     # -- what the caller does ---------------------------------------------------------------------
 
-    def send(self, head: bytes, body: bytes, *, to_head: bool) -> None:
+    def send(self, head: bytes, body: bytes, *, to_head: bool, to_upgrade: bool = False) -> None:
         """Hand over a request."""
-        self._reset_answer(to_head=to_head)
+        self._reset_answer(to_head=to_head, to_upgrade=to_upgrade)
         self._busy = True
         if self._lost is not None:
             return
@@ -111,6 +116,16 @@ class EngineConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
         else:
             self._transport.write(head)
+
+    def say(self, data: bytes) -> None:
+        """Send bytes of a WebSocket that has been opened."""
+        self.said_s = self._loop.time()
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def on_full(self, full: Callable[[bool], None]) -> None:
+        """Be told, until the answer ends, when the engine takes no more, and when it does again."""
+        self._full = full
 
     async def head(self) -> AnswerHead:
         """Status and headers of the answer.
@@ -160,13 +175,18 @@ class EngineConnection(asyncio.Protocol):
             TimeoutError: the engine fell silent.
         """
         self._wire, self._tail = wire, tail
-        self._heard_s = self._loop.time()
+        self._write, self._keep = wire.send, tail.append
+        wire.on_full(self._fill)
+        self._heard_s, self._looked_bytes = self._loop.time(), self.passed_bytes
         if self._pieces:
             self._send_on(await self.read())
         self._passing = self._between_chunks()
-        self._resume()
+        if wire.is_full:  # nobody tells again that it is
+            self._pause()
+        else:
+            self._resume()
         self._silent = False
-        self._timer = self._loop.call_later(idle_s, self._check_silence, idle_s)
+        self._look_later(idle_s)
         try:
             while not self._ended:
                 if self._lost is not None:
@@ -177,6 +197,7 @@ class EngineConnection(asyncio.Protocol):
                     return False
                 await self._wait()
         finally:
+            wire.on_full(None)
             self._timer.cancel()
         return True
 
@@ -253,18 +274,31 @@ class EngineConnection(asyncio.Protocol):
             self._lost = exc or EngineGone("the engine closed the connection")
         self._wake()
 
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        if self._full is not None:
+            self._full(True)
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        if self._full is not None:
+            self._full(False)
+
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
+        if self._passing:
+            end = data.find(BREAK, 0, 5)
+            size = SHORT_SIZES.get(data[:end], NO_CHUNK)
+            if len(data) == end + 4 + size and data.endswith(BREAK):
+                # Exactly one chunk, short and not the last one: what nearly every read brings.
+                self._keep(data[end + 2 : -2])
+                self.passed_bytes += size
+                try:  # noqa: SIM105 - a context manager costs more than all of this
+                    self._write(data)
+                except RuntimeError:  # the client has gone, and its handler is cancelled
+                    pass
+                return
         self._heard_s = self._loop.time()
-        if self._passing and (size := whole_chunk(data)):
-            assert self._wire is not None
-            assert self._tail is not None
-            self._tail.append(data[-2 - size : -2])
-            self.passed_bytes += size
-            if self._wire.write(data):
-                self._pause()
-                self._wake()
-            return
         if not self._busy:  # nobody has asked for anything
             self.abort()
             return
@@ -289,7 +323,7 @@ class EngineConnection(asyncio.Protocol):
             if not end:
                 return b""
             self._head_bytes = rest
-            self._head = parse_head(head, to_head=self._to_head)
+            self._head = parse_head(head, to_head=self._to_head, to_upgrade=self._to_upgrade)
         self._head_bytes = b""
         self._decoder = ChunkedDecoder() if self._head.chunked else None
         self._left_bytes = self._head.length_bytes
@@ -327,15 +361,26 @@ class EngineConnection(asyncio.Protocol):
         if self._wire.write(chunk(payload)):
             self._pause()
 
+    def _fill(self) -> None:
+        """The other side has become full."""
+        self._pause()
+        self._wake()
+
     def _between_chunks(self) -> bool:
         """Whether the next byte begins a chunk, which could go on as it is."""
         return self._decoder is not None and self._decoder.between_chunks
 
     def _check_silence(self, idle_s: float) -> None:
-        """Look again when the engine could have been silent for so long; mostly it was not."""
-        silent_s = self._loop.time() - self._heard_s
-        if silent_s < idle_s:
-            self._timer = self._loop.call_later(idle_s - silent_s, self._check_silence, idle_s)
+        """Look again until the engine has been silent for so long, and at most a quarter longer."""
+        now_s = self._loop.time()
+        if self.passed_bytes != self._looked_bytes:
+            self._looked_bytes, self._heard_s = self.passed_bytes, now_s
+        if now_s - self._heard_s < idle_s:
+            self._look_later(idle_s)
         else:
             self._silent = True
             self._wake()
+
+    def _look_later(self, idle_s: float) -> None:
+        delay_s = idle_s / SILENCE_LOOKS
+        self._timer = self._loop.call_later(delay_s, self._check_silence, idle_s)

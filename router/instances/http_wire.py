@@ -20,17 +20,22 @@ _DIGITS: Final = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,16}")
 """`int` would take signs, spaces, underscores and `0x` too."""
 
-_SHORT_SIZES: Final = {b"%x" % size: size for size in range(1, 4096)}
-"""Of chunks as a token or some bring them."""
+SHORT_SIZES: Final = {b"%x" % size: size for size in range(1, 4096)}
+"""Of chunks as a token or some bring them, by how they are told."""
 
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """In no header's value; tabs may be."""
 
-_BREAK: Final = b"\r\n"
+BREAK: Final = b"\r\n"
+"""Behind each line, and behind a chunk's payload."""
+
 _BODYLESS_STATUSES: Final = frozenset({204, 304})
 _INFORMATIONAL: Final = range(100, 200)
-_SWITCHING: Final = 101
-"""Nobody has asked for another protocol: `Upgrade` is not passed on."""
+SWITCHING: Final = 101
+"""What follows the head is of another protocol, in both directions."""
+
+WEBSOCKET: Final = "websocket"
+"""The only protocol that is asked for; any other `Upgrade` of a client is not passed on."""
 
 
 class BadAnswer(ConnectionError):  # noqa: N818 - named as what happened, like all of ours
@@ -119,12 +124,13 @@ def request_head(
     return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
 
 
-def parse_head(head: bytes, *, to_head: bool) -> AnswerHead | None:
+def parse_head(head: bytes, *, to_head: bool, to_upgrade: bool = False) -> AnswerHead | None:
     """Status line and headers, without the empty line behind them; None: an interim answer.
 
     Args:
         head: what came.
         to_head: the request was a HEAD, whose answer has no body.
+        to_upgrade: the request asked to go on as a WebSocket.
 
     Raises:
         BadAnswer: it is none.
@@ -134,8 +140,8 @@ def parse_head(head: bytes, *, to_head: bool) -> AnswerHead | None:
     if matched is None:
         raise BadAnswer("no status line")
     status = int(matched[2])
-    if status == _SWITCHING:
-        raise BadAnswer("it speaks another protocol")
+    if status == SWITCHING:
+        return _switched([_header(line) for line in lines], to_upgrade=to_upgrade)
     if status in _INFORMATIONAL:
         return None
     headers = [_header(line) for line in lines]
@@ -154,6 +160,16 @@ def parse_head(head: bytes, *, to_head: bool) -> AnswerHead | None:
         chunked=bool(codings) and not bodyless,
         length_bytes=0 if bodyless else int(lengths[0]) if lengths else None,
         keeps_alive=keeps,
+    )
+
+
+def _switched(headers: list[tuple[str, str]], *, to_upgrade: bool) -> AnswerHead:
+    """The connection is a WebSocket from here on, and ends with it."""
+    protocols = [value.lower() for value in _told(headers, "upgrade")]
+    if not to_upgrade or protocols != [WEBSOCKET]:
+        raise BadAnswer("it speaks another protocol")
+    return AnswerHead(
+        status=SWITCHING, headers=headers, chunked=False, length_bytes=None, keeps_alive=False
     )
 
 
@@ -187,16 +203,6 @@ def _text(value: bytes) -> str:
 def chunk(payload: bytes) -> bytes:
     """One chunk."""
     return b"%x\r\n%s\r\n" % (len(payload), payload)
-
-
-def whole_chunk(data: bytes) -> int:
-    """Bytes of payload if the data is exactly one chunk, short and not the last one; else 0.
-
-    What nearly every read of a stream brings; the payload stands in front of the last two bytes.
-    """
-    end = data.find(_BREAK, 0, 5)
-    size = _SHORT_SIZES.get(data[:end], 0)
-    return size if len(data) == end + 4 + size and data.endswith(_BREAK) else 0
 
 
 class ChunkedDecoder:
@@ -248,13 +254,13 @@ class ChunkedDecoder:
 
     def _take(self, data: bytes, at: int, payload: list[bytes]) -> int:
         """What is here of a chunk and the line break behind it; where the next thing begins."""
-        size = self._left - len(_BREAK)
+        size = self._left - len(BREAK)
         if size > 0:
             payload.append(data[at : at + size])
             self._left -= len(payload[-1])
             at += len(payload[-1])
-        while at < len(data) and 0 < self._left <= len(_BREAK):
-            if data[at] != _BREAK[-self._left]:
+        while at < len(data) and 0 < self._left <= len(BREAK):
+            if data[at] != BREAK[-self._left]:
                 raise BadAnswer("a chunk is longer than told")
             self._left -= 1
             at += 1
@@ -263,7 +269,7 @@ class ChunkedDecoder:
     def _line(self, line: bytes) -> None:
         """A chunk's size, or one of the trailers behind the last chunk."""
         if self._trailers_bytes is not None:
-            self._trailers_bytes += len(line) + len(_BREAK)
+            self._trailers_bytes += len(line) + len(BREAK)
             if self._trailers_bytes > CHUNK_LINE_BYTES_MAX:
                 raise BadAnswer("trailers without end")
             self.ended = not line
@@ -275,6 +281,6 @@ class ChunkedDecoder:
         if size > CHUNK_BYTES_MAX:
             raise BadAnswer("a chunk is too long")
         if size:
-            self._left = size + len(_BREAK)
+            self._left = size + len(BREAK)
         else:
             self._trailers_bytes = 0

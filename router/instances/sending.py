@@ -10,7 +10,7 @@ from router import headers as names
 from router import telemetry
 from router.instances.connections import Connections
 from router.instances.engine_connection import EngineConnection
-from router.instances.http_wire import Origin, request_head
+from router.instances.http_wire import WEBSOCKET, Origin, request_head
 from router.requests.api_call import ApiCall
 
 HOP_BY_HOP: Final = frozenset(
@@ -36,6 +36,8 @@ _NOT_FORWARDED: Final = HOP_BY_HOP | {
     names.POLICY,
     names.PRIORITY,
 }
+
+_UPGRADE: Final = (("Connection", "Upgrade"), ("Upgrade", WEBSOCKET))
 
 STALE_RETRIES_MAX: Final = 2
 """Kept-alive connections that the engine closed just before use, for one dispatch."""
@@ -65,6 +67,8 @@ class Sending:
         headers.append((names.REQUEST_ID, call.request_id))
         if self._instance.data_parallel_rank is not None:
             headers.append((names.RANK, str(self._instance.data_parallel_rank)))
+        if call.upgrades:
+            headers += _UPGRADE
         bodyless = not call.body and call.method in _BODYLESS
         length = None if bodyless else len(call.body)
         head = request_head(
@@ -72,7 +76,9 @@ class Sending:
         )
         for stale_retries_left in range(STALE_RETRIES_MAX, -1, -1):
             connection = self._connection = await self._connections.take(origin)
-            connection.send(head, call.body, to_head=call.method == "HEAD")
+            connection.send(
+                head, call.body, to_head=call.method == "HEAD", to_upgrade=call.upgrades
+            )
             self.sent_s = time.monotonic()
             try:
                 await connection.head()

@@ -4,6 +4,7 @@ An answer is `open` once its first body byte is here. Until then nothing has rea
 the caller may ask another instance; from then on `relay` passes on whatever comes, chunk by chunk.
 """
 
+import asyncio
 import ssl
 import time
 from typing import Protocol, Self
@@ -16,10 +17,10 @@ from router.instances.connections import Connections
 from router.instances.engine_connection import (
     ConnectTimedOut,
     EngineUnreachable,
-    Wire,
 )
-from router.instances.http_wire import readable
+from router.instances.http_wire import SWITCHING, readable
 from router.instances.sending import HOP_BY_HOP, Sending, end_to_end
+from router.instances.wire import Wire
 from router.requests.api_call import ApiCall
 
 
@@ -86,7 +87,8 @@ class Upstream:
             with self._first_byte_waits.one():
                 connection = await sending.sent()
                 head = await connection.head()
-                first = await connection.read()
+                switched = head.status == SWITCHING  # either side may speak first
+                first = b"" if switched else await connection.read()
             opened = True
         except TimeoutError as error:
             raise self._too_late(instance, error) from error
@@ -135,7 +137,7 @@ class Upstream:
         return None if answer.encoded else bytes(body)
 
     async def relay(self, answer: Answer, sink: Sink) -> None:
-        """Pass the body on until its end.
+        """Pass the body on until its end, of a WebSocket what the engine says.
 
         Raises:
             UpstreamFailed: the instance broke off or fell silent; the client has a part already.
@@ -145,8 +147,11 @@ class Upstream:
             if answer.first:
                 await self._write(answer, answer.first, sink)
                 answer.first_out_s = time.monotonic()
-            wire = sink.wire() if answer.connection.passes else None
-            if wire is None:
+            passes = answer.connection.passes or answer.switched
+            wire = sink.wire() if passes else None
+            if answer.switched and wire is not None:
+                await self._talk(answer, wire)
+            elif wire is None:
                 await self._relay_pieces(answer, sink)
             else:
                 await self._pass_on(answer, wire)
@@ -200,6 +205,33 @@ class Upstream:
                     raise self._unread() from error
         finally:
             answer.output_bytes = before + connection.passed_bytes
+
+    async def _talk(self, answer: Answer, wire: Wire) -> None:
+        """One direction of a WebSocket; the other one needs no task. Who is silent is nobody.
+
+        Nor is an engine to blame that breaks off: where a client talks on to one that has hung up
+        the kernel says the same as of a dead one.
+        """
+        loop, connection = asyncio.get_running_loop(), answer.connection
+        while True:
+            try:
+                with self._idle_waits.one():
+                    piece = await connection.read()
+            except TimeoutError as error:
+                if loop.time() - connection.said_s < self._idle_timeout_s:
+                    continue
+                raise ClientGone(f"nobody spoke for {self._idle_timeout_s:g} s") from error
+            except OSError:
+                return
+            if not piece:
+                return
+            answer.output_bytes += len(piece)
+            if wire.write(piece):
+                try:
+                    with self._idle_waits.one():
+                        await wire.drain()
+                except TimeoutError as error:
+                    raise self._unread() from error
 
     def _unread(self) -> ClientGone:
         return ClientGone(f"the client read nothing for {self._idle_timeout_s:g} s")

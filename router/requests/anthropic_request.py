@@ -89,6 +89,8 @@ def parse_messages(received: Received) -> ApiCall:
             messages,
             opaque=_depends_on_more(body),
             merges_system=True,
+            said=messages,
+            effort=body.effort(),
             tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
             template_kwargs=template_kwargs(body.chat_template_kwargs, body.effort()),
         ),

@@ -1,5 +1,6 @@
 """What a client asked for, once its request has been read and checked."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -30,6 +31,9 @@ class ChatPrompt:
         add_special_tokens: add them to what the template renders.
         merges_system: the API lets system messages stand between others, and they go to the first
             one where the template does not.
+        said: the messages as the client sent them, for models that no template renders; empty:
+            nothing is known of what these are given; None: a template renders it for any model.
+        effort: how much to reason, for the same.
     """
 
     messages: list[dict[str, Any]]
@@ -41,6 +45,8 @@ class ChatPrompt:
     continue_final_message: bool = False
     add_special_tokens: bool = False
     merges_system: bool = False
+    said: Sequence[Mapping[str, Any]] | None = field(default=None, compare=False)
+    effort: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,7 @@ class ApiCall:
         session_id: a hint of the client.
         policy: the policy asked for instead of the configured one.
         explain: the answer shall carry the decision.
+        upgrades: it asks to go on as a WebSocket.
     """
 
     method: str = "POST"
@@ -139,3 +146,4 @@ class ApiCall:
     session_id: str | None = None
     policy: str | None = None
     explain: bool = False
+    upgrades: bool = False

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from router.errors import Forbidden, RequestInvalid
 from router.requests.anthropic_request import parse_count_tokens, parse_messages
 from router.requests.api_call import ApiCall, Cost
+from router.requests.cohere_request import parse_cohere_chat
 from router.requests.form_request import parse_form
 from router.requests.openai_request import parse_by_content, parse_chat, parse_completion
 from router.requests.other_request import parse_other
@@ -21,6 +22,7 @@ from router.requests.pooling_request import parse_embed, parse_pooling, parse_sc
 from router.requests.received import Parse, Received
 from router.requests.responses_request import is_of_stored, parse_responses, parse_stored
 from router.requests.tokens_request import parse_generate, parse_without_prompt
+from router.requests.websocket_request import parse_websocket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,9 @@ STORED_RESPONSES: Final = Endpoint(
 )
 """Answers that engines hold, by id: read, followed, cancelled."""
 
+REALTIME: Final = Endpoint(path="/v1/realtime", parse=parse_websocket, methods=("GET",))
+"""A WebSocket, at any path that is not in the table. vLLM 0.32 has one: speech to text."""
+
 ENGINE_ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """What changes an engine for everybody. Passed on, it would change whichever one was chosen, and be
 any client's to do; whoever operates the engines asks each one itself."""
@@ -80,6 +85,8 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = MappingProxyType(
             Endpoint(path="/rerank", parse=parse_scoring),
             Endpoint(path="/v1/rerank", parse=parse_scoring),
             Endpoint(path="/v2/rerank", parse=parse_scoring),
+            Endpoint(path="/generative_scoring", parse=parse_scoring),
+            Endpoint(path="/cohere/v2/chat", parse=parse_cohere_chat),
             Endpoint(path="/tokenize", parse=parse_without_prompt, cost=Cost.NONE),
             Endpoint(path="/detokenize", parse=parse_without_prompt, cost=Cost.NONE),
             Endpoint(path="/v1/audio/transcriptions", parse=parse_form),
@@ -91,15 +98,18 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = MappingProxyType(
 """By path."""
 
 
-def endpoint_of(method: str, path: str) -> Endpoint:
+def endpoint_of(method: str, path: str, *, upgrades: bool = False) -> Endpoint:
     """The row of a request.
 
     Args:
         method: of HTTP.
         path: decoded, without query string.
+        upgrades: it asks to go on as a WebSocket.
     """
     known = ENDPOINTS.get(path)
     if known is None:
+        if upgrades and method == "GET":
+            return REALTIME
         return STORED_RESPONSES if is_of_stored(method, path) else OTHER
     return known
 
@@ -129,10 +139,10 @@ def parse(
     """
     path = endpoint.path if path is None else path
     refuse_climbing(path)
-    if endpoint is OTHER:
+    if endpoint in (OTHER, REALTIME):
         _refuse_engine_admin(path)
     encoding = headers.get("Content-Encoding", "identity")
-    if endpoint is not OTHER and encoding.lower() != "identity":
+    if endpoint not in (OTHER, REALTIME) and encoding.lower() != "identity":
         raise RequestInvalid(
             f"Content-Encoding: bodies of {endpoint.path} have to be read here, and vLLM does not "
             "take compressed ones; send the body as it is.",

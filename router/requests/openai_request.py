@@ -106,6 +106,8 @@ def parse_chat(received: Received) -> ApiCall:
     prompt = chat_prompt(
         body.messages,
         opaque=body.truncates_end or body.brings_ids,
+        said=body.messages,
+        effort=body.reasoning_effort,
         tools=chat_tools(body.tools),
         documents=body.documents,
         chat_template=body.chat_template,

@@ -16,6 +16,7 @@ _BY_TOKEN: Final = ("token_embed", "token_classify")
 
 _PAIRS: Final = (
     ("query", "documents"),
+    ("query", "items"),
     ("queries", "documents"),
     ("queries", "items"),
     ("text_1", "text_2"),
@@ -60,7 +61,7 @@ def parse_pooling(received: Received) -> ApiCall:
 
 
 def parse_scoring(received: Received) -> ApiCall:
-    """`/score`, `/rerank` and their other paths; see `received.Parse`.
+    """`/score`, `/rerank`, their other paths, `/generative_scoring`; see `received.Parse`.
 
     How a model joins a pair, and whether it does at all, only its engine knows.
     """

@@ -23,6 +23,7 @@ from router.requests.chat_messages import (
     turns,
 )
 from router.requests.received import Received
+from router.requests.responses_as_chat import as_chat
 
 _STORED: Final = re.compile(r"/v1/responses/([^/]+)(/[^/]+)?")
 """A stored answer, or something of it; what is posted to the former names a deed, not an answer."""
@@ -84,6 +85,8 @@ def parse_responses(received: Received) -> ApiCall:
             opaque=opaque or body.truncates_end,
             orders_calls=False,
             name="input",
+            said=as_chat(items, instructions=body.instructions, tools=body.tools),
+            effort=body.reasoning.effort if body.reasoning else None,
             tools=_tools(body.tools),
             template_kwargs=template_kwargs(
                 body.chat_template_kwargs, body.reasoning.effort if body.reasoning else None

@@ -1,4 +1,4 @@
-"""Changes of a body that the operator asked for: on its bytes, all others stay as they came."""
+"""Changes that the operator asked for: of a body on its bytes, all others stay as they came."""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Final
 
 from router.requests.api_call import ApiCall
 from router.requests.body_fields import json_object
+from router.requests.category import with_category
 from router.requests.form_request import form_fields
 from router.requests.json_members import replaced, spans
 
@@ -21,19 +22,22 @@ class Rewriting:
     Attributes:
         aliases: name that clients may ask for -> name that engines serve.
         inject_usage: ask for the usage of every stream, and keep it from clients who did not.
+        tell_category: add a header of type and turn.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     inject_usage: bool = False
+    tell_category: bool = False
 
     def apply(self, call: ApiCall) -> ApiCall:
-        """The call with its body changed where that is asked for."""
+        """The call with what is asked for changed."""
         served = self.aliases.get(call.model)
         if served is not None and call.model:  # without one there is no place to write it
-            call = replace(call, model=served, body=renamed(call, served))
+            body = call.body if call.upgrades else renamed(call, served)
+            call = replace(call, model=served, body=body)
         if self.inject_usage and call.stream and call.endpoint in USAGE_PATHS:
             call = _with_usage(call)
-        return call
+        return with_category(call) if self.tell_category else call
 
 
 def renamed(call: ApiCall, served: str) -> bytes:

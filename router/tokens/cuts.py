@@ -72,7 +72,7 @@ class Cutter:
                 firsts = {one.content[0] for one in looked_for}
                 return cls(
                     tokens=cuts,
-                    pattern=_longest_of(token.content for token in looked_for),
+                    pattern=longest_of(token.content for token in looked_for),
                     lead=firsts.pop() if len(firsts) == 1 else "",
                 )
         return None
@@ -85,6 +85,10 @@ class Cutter:
         """As `cut`; None where more than FOUND_MAX tokens are found, which takes its time."""
         matches = list(itertools.islice(self._matches(text), FOUND_MAX + 1))
         return None if len(matches) > FOUND_MAX else self._parts(text, matches)
+
+    def finds(self, text: str) -> bool:
+        """Whether the pattern is anywhere in the text."""
+        return next(self._matches(text), None) is not None
 
     def _parts(self, text: str, matches: Iterable[re.Match[str]]) -> list[str]:
         tokens = self.tokens
@@ -124,7 +128,7 @@ _Trie = dict[str, "_Trie"]
 _END: Final = ""
 
 
-def _longest_of(words: Iterable[str]) -> re.Pattern[str]:
+def longest_of(words: Iterable[str]) -> re.Pattern[str]:
     """A trie: however many words there are, a place in a text is tried once a character."""
     trie: _Trie = {}
     for word in words:

@@ -9,6 +9,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from indexer.contract.block_hash import TOKEN_BYTES, pack_tokens
@@ -16,6 +17,7 @@ from router import telemetry
 from router.requests.prompt_forms import utf8_bytes
 from router.tokens.cuts import Cutter
 from router.tokens.part_cache import PartCache
+from router.tokens.words import Encode, Words
 
 NORMALIZERS: Final = frozenset(
     {
@@ -138,9 +140,16 @@ def _refuse_surrogates(texts: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Encodes part by part."""
+    """Encodes part by part.
 
-    backend: Any
+    Attributes:
+        new: ids of parts that were not seen before, without special tokens around them.
+        cutter: makes parts of texts.
+        cache: of parts.
+        frame: of texts.
+    """
+
+    new: Encode
     cutter: Cutter
     cache: PartCache
     frame: Frame
@@ -175,7 +184,7 @@ class Parts:
         if len(known) == len(parts):
             return known
         missing = _missing(parts, found)
-        packed = _encode(self.backend, missing, add_special_tokens=False)
+        packed = self.new(missing)
         NEW.inc(_count(packed))
         new = dict(zip(missing, packed, strict=True))
         self.cache.put(new)
@@ -230,7 +239,10 @@ def _parts(backend: Any, cache: PartCache) -> Parts:
         for special, ours in ((False, parts), (True, frame.before + parts + frame.after)):
             if [ours] != _encode(backend, [text], add_special_tokens=special):
                 raise CannotCut(f"the parts of {text[:80]!r} have other ids than the whole")
-    return Parts(backend=backend, cutter=cutter, cache=cache, frame=frame)
+    plain = partial(_encode, backend, add_special_tokens=False)
+    words = Words.of(backend, cutter, plain)
+    new = plain if words is None else words.encode
+    return Parts(new=new, cutter=cutter, cache=cache, frame=frame)
 
 
 def _look_at(backend: Any) -> None:

@@ -3,12 +3,14 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from router.errors import DegradedCause, TokensUnknown
 from router.requests.api_call import ChatPrompt, TextPrompt
 from router.tokens.chat_template import conversation, iterates_parts
 from router.tokens.encoder import Encoder
+from router.tokens.harmony import is_harmony, rendered
 from router.tokens.rendering import Rendering
 from router.tokens.system_roles import SystemRoles
 
@@ -34,6 +36,7 @@ class LoadedTokenizer:
         encoder: for the ids.
         iterates_parts: the template walks over content parts, so they stay a list.
         system_roles: what the template takes of system messages behind others.
+        harmony: it is gpt-oss's, whose chats no template renders (`harmony.py`).
     """
 
     tokenizer: Any
@@ -41,6 +44,7 @@ class LoadedTokenizer:
     encoder: Encoder
     iterates_parts: bool
     system_roles: SystemRoles
+    harmony: bool = False
 
     @classmethod
     def load(cls, root: str, *, cache_bytes_max: int) -> "LoadedTokenizer":
@@ -63,6 +67,9 @@ class LoadedTokenizer:
             encoder=Encoder(backend, cache_bytes_max=cache_bytes_max),
             iterates_parts=any(iterates_parts(text) for text in texts),
             system_roles=SystemRoles.of(texts),
+            harmony=is_harmony(
+                token.content for token in backend.get_added_tokens_decoder().values()
+            ),
         )
 
     def encode(self, prompt: ChatPrompt | TextPrompt) -> tuple[bytes, ...]:
@@ -75,32 +82,56 @@ class LoadedTokenizer:
 
     def renders_directly(self, prompt: ChatPrompt | TextPrompt) -> bool:
         """Whether its text is made without transformers, which copies and looks at every value."""
-        return isinstance(prompt, TextPrompt) or self.rendering.is_direct(
+        if isinstance(prompt, TextPrompt) or self._in_harmony(prompt):
+            return True
+        return self.rendering.is_direct(
             _theirs(prompt.template_kwargs), continue_final_message=prompt.continue_final_message
         )
 
     def texts(self, prompt: ChatPrompt | TextPrompt) -> tuple[str, ...]:
         """What is tokenized; raises TokensUnknown as `encode` does."""
-        return (self.render(prompt),) if isinstance(prompt, ChatPrompt) else prompt.texts
+        if not isinstance(prompt, ChatPrompt):
+            return prompt.texts
+        return self._harmony(prompt) if self._in_harmony(prompt) else (self.render(prompt),)
 
     def ids(self, prompt: ChatPrompt | TextPrompt, texts: Sequence[str]) -> tuple[bytes, ...]:
         """Token ids of a prompt's texts; raises TokensUnknown as `encode` does."""
-        special = prompt.add_special_tokens
         try:
-            return tuple(self.encoder.encode(texts, add_special_tokens=special))
+            packed = self.encoder.encode(texts, add_special_tokens=self._adds_special(prompt))
         except Exception as error:  # a lone surrogate; a vocabulary without the text's words
             raise TokensUnknown(DegradedCause.TEXT_REFUSED, str(error)) from error
+        return self._of_prompts(prompt, packed)
 
     def ids_at_once(
         self, prompt: ChatPrompt | TextPrompt, texts: Sequence[str]
     ) -> tuple[bytes, ...] | None:
         """As `ids`, or None where that would hold up an event loop."""
-        special = prompt.add_special_tokens
+        special = self._adds_special(prompt)
         try:
             packed = self.encoder.encode_at_once(texts, add_special_tokens=special)
         except Exception as error:  # as above
             raise TokensUnknown(DegradedCause.TEXT_REFUSED, str(error)) from error
-        return None if packed is None else tuple(packed)
+        return None if packed is None else self._of_prompts(prompt, packed)
+
+    def _in_harmony(self, prompt: ChatPrompt | TextPrompt) -> bool:
+        return self.harmony and isinstance(prompt, ChatPrompt) and prompt.said is not None
+
+    def _adds_special(self, prompt: ChatPrompt | TextPrompt) -> bool:
+        return prompt.add_special_tokens and not self._in_harmony(prompt)
+
+    def _of_prompts(
+        self, prompt: ChatPrompt | TextPrompt, packed: Sequence[bytes]
+    ) -> tuple[bytes, ...]:
+        """Ids of texts as ids of prompts: in harmony's format a chat has several texts."""
+        return (b"".join(packed),) if self._in_harmony(prompt) else tuple(packed)
+
+    def _harmony(self, prompt: ChatPrompt) -> tuple[str, ...]:
+        # The engine's local date, which is taken to be ours.
+        date = datetime.now().astimezone().strftime("%Y-%m-%d")
+        try:
+            return rendered(prompt.said or (), tools=prompt.tools, effort=prompt.effort, date=date)
+        except Exception as error:  # what a client sends can be of any shape
+            raise TokensUnknown(DegradedCause.TEMPLATE_FAILED, str(error)) from error
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text that the model's template makes of a conversation."""

@@ -92,7 +92,7 @@ def test_the_functions_equal_their_twin(clocked: Clocked, seed: int) -> None:
     rng = np.random.default_rng(seed)
     chains = [rng.bytes(8 * int(rng.integers(1, 70))) for _ in range(6)]
     chains += [chain[:64] + rng.bytes(160) for chain in chains if len(chain) > 64]
-    some = [ClassPrefixes.of(chain) for chain in (*chains, b"")]
+    some = [ClassPrefixes.of(one, pool % 3) for pool, one in enumerate((*chains, b""))]
     standings = set()
     for _ in range(150):
         clocked.at(

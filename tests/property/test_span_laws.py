@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from workers.simulated.cost_model import CostModel
 from workers.simulated.engine import Engine, EngineConfig
+from workers.simulated.eviction.base import Category, EvictionOrder
+from workers.simulated.eviction.belady import Future
+from workers.simulated.eviction.policies import EVICTIONS, LRU, eviction_order
 from workers.simulated.fast.engine import SpanEngine
+from workers.simulated.fast.free_order import FreeOrder, free_order
 from workers.simulated.fast.request import ChainRequest
 from workers.simulated.fast.span import ChainAdmission
 from workers.simulated.fast.tier import TierColumns
@@ -58,6 +62,18 @@ class Arrival:
             for position in range(self.output_tokens - 1)
         ]
         return [*self.prompt, *answer]
+
+    def hashes(self, block_size_tokens: int, tokens: Sequence[int]) -> list[int]:
+        """Of the full blocks of some tokens."""
+        found: list[int] = []
+        stride = block_size_tokens * TOKEN_BYTES
+        extend_hashes(found, root_hash(None, None), pack_tokens(tokens), stride)
+        return found
+
+    @property
+    def category(self) -> Category:
+        """Some have the same."""
+        return Category("", self.output_tokens % 3)
 
 
 @dataclass
@@ -137,9 +153,15 @@ def configs(draw: st.DrawFn, arrivals: list[Arrival]) -> EngineConfig:
 class SlowPlayer:
     """Step by step."""
 
-    def __init__(self, config: EngineConfig, names: Names, tier: KvTier | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        names: Names,
+        tier: KvTier | None,
+        order: EvictionOrder | None = None,
+    ) -> None:
         self.story = Story()
-        self._engine = Engine(config, tier)
+        self._engine = Engine(config, tier, order)
         self._names = names
         self._step: Step | None = None
         self.ends_s: float | None = None
@@ -156,12 +178,13 @@ class SlowPlayer:
                 packed_prompt=pack_tokens(arrival.prompt),
                 output_tokens=arrival.output_tokens,
                 seed=arrival.seed,
+                category=arrival.category,
             )
         )
 
     def start(self, now_s: float) -> None:
         """Schedule."""
-        step = self._step = self._engine.start_step()
+        step = self._step = self._engine.start_step(now_s)
         if step is None:
             return
         self.ends_s = now_s + step.duration_s
@@ -192,9 +215,15 @@ class SlowPlayer:
 class FastPlayer:
     """Span by span."""
 
-    def __init__(self, config: EngineConfig, names: Names, tier: TierColumns | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        names: Names,
+        tier: TierColumns | None,
+        order: FreeOrder | None = None,
+    ) -> None:
         self.story = Story()
-        self._engine = SpanEngine(config, tier=tier)
+        self._engine = SpanEngine(config, order, tier)
         self._names = names
 
     @property
@@ -209,15 +238,14 @@ class FastPlayer:
         self._hear(now_s)
         seen = (engine.running_count, engine.busy_s(now_s), len(self.story.changes))
         self.story.seen[index] = seen
-        hashes: list[int] = []
-        stride = engine.config.block_size_tokens * TOKEN_BYTES
-        extend_hashes(hashes, root_hash(None, None), pack_tokens(arrival.tokens()), stride)
+        hashes = arrival.hashes(engine.config.block_size_tokens, arrival.tokens())
         engine.add(
             ChainRequest(
                 request_id=str(index),
                 prompt_tokens=len(arrival.prompt),
                 output_tokens=arrival.output_tokens,
                 blocks=np.array([self._names(name) for name in hashes], np.int64),
+                category=arrival.category,
             ),
             now_s,
         )
@@ -317,3 +345,19 @@ def test_engines_that_share_a_tier_tell_the_same_stories(data: st.DataObject) ->
     for one, other in zip(slow, fast, strict=True):
         check_same(one, other)
     assert len(kept) == len(columns) <= tier.capacity_blocks
+
+
+@given(st.data(), st.sampled_from([name for name in EVICTIONS if name != LRU]))
+def test_both_engines_evict_alike_under_every_policy(data: st.DataObject, name: str) -> None:
+    """Policies hear the same of either: what is hit, stored and freed, whose it is and when."""
+    arrivals = data.draw(workloads())
+    config = data.draw(configs(arrivals))
+    names, blocks, size = Names(), config.capacity_blocks, config.block_size_tokens
+    asked = [(str(at), one.hashes(size, one.prompt)) for at, one in enumerate(arrivals)]
+    named = [(request_id, [names(one) for one in chain]) for request_id, chain in asked]
+    order = eviction_order(name, blocks, Future(asked))
+    [slow] = play([SlowPlayer(config, names, None, order)], arrivals)
+    [fast] = play(
+        [FastPlayer(config, names, None, free_order(name, blocks, Future(named)))], arrivals
+    )
+    check_same(slow, fast)

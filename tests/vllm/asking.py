@@ -26,6 +26,7 @@ class Asked:
         sent_s: when it was sent.
         adapter: LoRA adapter, None for the base model.
         salt: its cache salt.
+        degraded: decided without the index or the ledger.
         error: None, or what went wrong.
         instance_id: who answered; None without an answer.
         served: what an audit needs; None without a whole answer.
@@ -37,6 +38,7 @@ class Asked:
     sent_s: float
     adapter: str | None
     salt: str | None
+    degraded: bool = False
     error: str | None = None
     instance_id: str | None = None
     served: ServedRequest | None = None
@@ -129,11 +131,13 @@ class Asker:
             prompt=tuple(answer.prompt_ids),
             predicted_tokens=decision["hit_tokens"],
             actual_tokens=answer.cached_tokens,
+            in_flight_tokens=decision["in_flight_tokens"],
         )
         return Asked(
             sent_s=sent_s,
             adapter=adapter,
             salt=salt,
+            degraded=decision["degraded"],
             instance_id=decision["instance"],
             served=served,
             prompt_ids=tuple(answer.prompt_ids),

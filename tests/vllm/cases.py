@@ -13,13 +13,8 @@ from tests.vllm.settings import BLOCK, NAME
 
 SUMMARY = Path(__file__).parents[2] / "build/vllm/summary.json"
 
-UNEXPLAINED_SHARE_MAX = 0.005
-"""Predictions that no event between decision and admission explains."""
-
-UNEXPLAINED_MAX = 2
-"""Of a case, however small: a block that goes and comes back within one write of the sidecar, as
-when an engine's step evicts what the next request of the step would have hit and computes again,
-leaves no line in the journal that could explain it."""
+DEGRADED_SHARE_MAX = 0.2
+"""Decided without the index or the ledger, as on a machine that stands still now and then."""
 
 JOURNAL_S = 3.0
 """What a sidecar publishes is in its journal within this; nearly always within milliseconds."""
@@ -31,11 +26,13 @@ class Case:
 
     Attributes:
         name: the test.
-        requests: judged ones: answered through a router while nothing was broken.
+        requests: judged ones: answered through a router that had the index and the ledger, while
+            nothing was broken.
         exact: predicted to the token.
         explained: an event between decision and admission explains the difference.
         unexplained: the rest.
         hit_tokens: cached tokens of all judged ones.
+        degraded: answered ones that predict nothing: decided without the index or the ledger.
         during: requests between a fault and the moment all was right again.
         wrong_during: predictions among them that were not exact.
         failed: requests without a whole answer.
@@ -49,6 +46,7 @@ class Case:
     explained: int
     unexplained: int
     hit_tokens: int
+    degraded: int = 0
     during: int = 0
     wrong_during: int = 0
     failed: int = 0
@@ -87,10 +85,12 @@ class Report:
             bound_s: see `Case`.
 
         Raises:
-            AssertionError: a request failed, or too many predictions are unexplained.
+            AssertionError: a request failed, a prediction is unexplained, or too many requests
+                were decided without the index or the ledger.
         """
-        verdicts = await self._verdicts(asked)
-        served = [one.served for one in asked if one.served is not None]
+        judged = [one for one in asked if not one.degraded]
+        verdicts = await self._verdicts(judged)
+        served = [one.served for one in judged if one.served is not None]
         case = Case(
             name=name,
             requests=len(served),
@@ -98,6 +98,7 @@ class Report:
             explained=verdicts.count(Verdict.EXPLAINED),
             unexplained=verdicts.count(Verdict.UNEXPLAINED),
             hit_tokens=sum(one.actual_tokens for one in served),
+            degraded=len(asked) - len(judged),
             during=len(during),
             wrong_during=sum(
                 one.served is not None and one.predicted_tokens != one.actual_tokens
@@ -112,12 +113,12 @@ class Report:
         assert not failures, failures[:3]
         wrong = [
             (one.predicted_tokens, one.actual_tokens, one.instance_id)
-            for one, verdict in zip(asked, verdicts, strict=True)
+            for one, verdict in zip(judged, verdicts, strict=True)
             if verdict is Verdict.UNEXPLAINED
         ]
-        allowed = max(UNEXPLAINED_MAX, UNEXPLAINED_SHARE_MAX * len(asked))
-        assert len(wrong) <= allowed, (
-            f"predicted, actual, instance of what nothing explains: {wrong[:10]}"
+        assert not wrong, f"predicted, actual, instance of what nothing explains: {wrong[:10]}"
+        assert case.degraded <= DEGRADED_SHARE_MAX * len(asked), (
+            f"{case.degraded} of {len(asked)} were decided without the index or the ledger"
         )
         assert bound_s is None or recovery_s is None or recovery_s <= bound_s, (
             f"right again after {recovery_s:.1f} s, not within {bound_s:g} s"
@@ -139,7 +140,10 @@ class Report:
         """Sums over all cases."""
         sums = {
             name: sum(getattr(case, name) for case in self.cases)
-            for name in ("requests", "exact", "explained", "unexplained", "during", "failed")
+            for name in (
+                *("requests", "exact", "explained", "unexplained"),
+                *("degraded", "during", "failed"),
+            )
         }
         requests = sums["requests"] or 1
         return sums | {
@@ -155,7 +159,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """The table."""
-        head = f"{'case':<30} {'judged':>6} {'exact':>6} {'expl.':>6} {'unexpl.':>7} "
+        head = f"{'case':<30} {'judged':>6} {'exact':>6} {'expl.':>6} {'unexpl.':>7} {'degr.':>6} "
         lines = [head + f"{'during':>6} {'wrong':>6} {'failed':>6} {'right again':>18}"]
         for case in self.cases:
             again = ""
@@ -163,8 +167,8 @@ class Report:
                 again = f"{case.recovery_s:.1f} s (<= {case.bound_s:g} s)"
             lines.append(
                 f"{case.name:<30} {case.requests:>6} {case.exact:>6} {case.explained:>6} "
-                f"{case.unexplained:>7} {case.during:>6} {case.wrong_during:>6} {case.failed:>6} "
-                f"{again:>18}"
+                f"{case.unexplained:>7} {case.degraded:>6} {case.during:>6} "
+                f"{case.wrong_during:>6} {case.failed:>6} {again:>18}"
             )
         totals = self.totals()
         lines.append(

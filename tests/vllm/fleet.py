@@ -2,7 +2,8 @@
 
 The engines differ where engines may: `a` tells its events straight to its sidecar, with integer
 hashes and a ring that holds everything; `b` under a topic, with hashes as bytes and a ring of few
-batches, through a forwarder that can lose messages.
+batches, through a forwarder that can lose messages; our plugin for vLLM tells `b`'s load after each
+step. (Our eviction order is not in it: what these tests ask for once it rightly keeps least.)
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from deploy.local import embedded_redis
 from deploy.local.part import Part
 from deploy.local.ports import PortPicker
 from tests.vllm.forwarder import Forwarder
+from tests.vllm.plugin_path import plugin_path
 from tests.vllm.settings import (
     ADAPTERS,
     BLOCK,
@@ -273,7 +275,12 @@ def _worker(name: str, redis_url: str, pick: Callable[[int], int]) -> Worker:
     forwarder, checkpoint_path = None, None
     if name == "b":
         engine |= {"event_topic": "kv@b", "replay_batches_max": RING_BATCHES}
-        environment["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
+        steps = pick(21_150)
+        environment |= {
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+            "PYTHONPATH": plugin_path(RUN_DIR / "plugins"),
+            "TIMESTABLE_VLLM_STEPS": f"tcp://{HOST}:{steps}",
+        }
         checkpoint_path = sidecar["checkpoint_path"] = RUN_DIR / "checkpoints"
         checkpoint_path.mkdir(exist_ok=True)
         forwarded = pick(21_140)
@@ -281,6 +288,7 @@ def _worker(name: str, redis_url: str, pick: Callable[[int], int]) -> Worker:
         sidecar |= {
             "event_endpoint": f"tcp://{HOST}:{forwarded}",
             "replay_endpoint": f"tcp://{HOST}:{replay}",
+            "step_endpoint": f"tcp://*:{steps}",
         }
     lora = [
         *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules"),
@@ -308,4 +316,5 @@ def _router(redis_url: str, port: int) -> list[str]:
         port=port,
         drain_notice_s=0,
         drain_deadline_s=2,
+        tell_category="true",
     )

@@ -180,5 +180,5 @@ async def test_many_at_once(asker: Asker, report: Report) -> None:
     ]
     await at_once(jobs, concurrency=12)
     case = await report.judge("twelve at once", asker.asked)
-    assert case.requests == 120
+    assert case.requests + case.degraded == 120
     assert case.hit_tokens > 60 * 3 * BLOCK

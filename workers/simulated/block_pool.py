@@ -8,7 +8,8 @@ be stored twice and removed twice.
 
 from collections.abc import Sequence
 
-from workers.simulated.eviction import LeastRecentlyUsed
+from workers.simulated.eviction.base import Category, EvictionOrder
+from workers.simulated.eviction.lru import LeastRecentlyUsed
 from workers.simulated.kv_events import BlocksCleared, BlocksRemoved, KvEvent
 
 
@@ -19,12 +20,14 @@ class BlockPool:
         capacity_blocks: number of blocks.
         events: what happened since the owner last took it; eviction and reset add to it here,
             the owner adds what it stored, which keeps engine order.
+        order: which free block goes next; starts with all of them.
     """
 
-    def __init__(self, capacity_blocks: int) -> None:
+    def __init__(self, capacity_blocks: int, order: EvictionOrder | None = None) -> None:
+        """Empty blocks that are evicted in this order; None: least recently used first."""
         self.capacity_blocks = capacity_blocks
         self.events: list[KvEvent] = []
-        self._eviction = LeastRecentlyUsed(capacity_blocks)
+        self.order = LeastRecentlyUsed(capacity_blocks) if order is None else order
         self._references = [0] * capacity_blocks
         self._hash_of: list[int | None] = [None] * capacity_blocks
         self._first: dict[int, int] = {}  # hash -> the block a hit gets
@@ -33,12 +36,12 @@ class BlockPool:
     @property
     def free_count(self) -> int:
         """Blocks no request holds, resident ones included."""
-        return len(self._eviction)
+        return len(self.order)
 
     @property
     def used_count(self) -> int:
         """Blocks held by requests."""
-        return self.capacity_blocks - len(self._eviction)
+        return self.capacity_blocks - len(self.order)
 
     def match(self, hashes: Sequence[int], blocks_max: int) -> list[int]:
         """Resident blocks of the longest leading run of `hashes`, at most `blocks_max` of them."""
@@ -56,35 +59,44 @@ class BlockPool:
         references = self._references
         return sum(1 for block_id in block_ids if not references[block_id])
 
-    def hold(self, block_ids: Sequence[int]) -> None:
-        """Add one reference to each block; free ones come back into use."""
+    def hold(self, block_ids: Sequence[int], category: Category | None = None) -> None:
+        """A request of a category has hit these blocks and holds them; free ones are free no more.
+
+        Add one reference to each.
+        """
+        if not block_ids:
+            return
         references = self._references
+        self.order.touch(block_ids, category)
+        self.order.revive([block_id for block_id in block_ids if not references[block_id]])
         for block_id in block_ids:
-            if not references[block_id]:
-                self._eviction.revive(block_id)
             references[block_id] += 1
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, evicting what they held. The caller checked `free_count`."""
-        assert count <= len(self._eviction), (count, len(self._eviction))
-        evict, references, hash_of = self._eviction.evict, self._references, self._hash_of
-        taken = []
+        assert count <= len(self.order), (count, len(self.order))
+        references, hash_of = self._references, self._hash_of
+        taken = self.order.take(count)
         removed = []
-        for _ in range(count):
-            block_id = evict()
+        for block_id in taken:
             block_hash = hash_of[block_id]
             if block_hash is not None:
                 self._forget(block_id, block_hash)
                 removed.append(block_hash)
             references[block_id] = 1
-            taken.append(block_id)
         if removed:
             self.events.append(BlocksRemoved(block_hashes=tuple(removed)))
         return taken
 
-    def store(self, block_ids: Sequence[int], hashes: Sequence[int]) -> None:
+    def store(
+        self,
+        block_ids: Sequence[int],
+        hashes: Sequence[int],
+        category: Category | None = None,
+    ) -> None:
         """Make full blocks, held by the caller and not yet resident, hittable by everybody."""
         first, hash_of = self._first, self._hash_of
+        self.order.store(block_ids, hashes, category)
         for block_id, block_hash in zip(block_ids, hashes, strict=True):
             assert hash_of[block_id] is None, (block_id, hash_of[block_id])
             hash_of[block_id] = block_hash
@@ -104,10 +116,10 @@ class BlockPool:
             if references[block_id]:
                 continue
             if hash_of[block_id] is None:
-                self._eviction.release_empty(block_id)
+                self.order.release_empty(block_id)
             else:
                 freed.append(block_id)
-        self._eviction.release(freed)
+        self.order.release(freed)
 
     def reset(self) -> bool:
         """Forget all content. False, and nothing happens, while any block is in use."""
@@ -116,6 +128,7 @@ class BlockPool:
         self._hash_of = [None] * self.capacity_blocks
         self._first.clear()
         self._copies.clear()
+        self.order.clear()
         self.events.append(BlocksCleared())
         return True
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from workers.simulated.block_pool import BlockPool
 from workers.simulated.cost_model import CostModel
+from workers.simulated.eviction.base import EvictionOrder
 from workers.simulated.kv_events import DEVICE_MEDIUM, BlocksRemoved, BlocksStored
 from workers.simulated.request import TOKEN_BYTES, ActiveRequest, Request
 from workers.simulated.step import Admission, EngineTotals, Step, StepOutput, Token
@@ -53,12 +54,24 @@ class EngineConfig:
 class Engine:
     """One simulated instance."""
 
-    def __init__(self, config: EngineConfig, tier: KvTier | None = None) -> None:
-        """An empty engine; engines that are given one tier share it."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        tier: KvTier | None = None,
+        order: EvictionOrder | None = None,
+    ) -> None:
+        """An empty engine; engines that are given one tier share it.
+
+        Args:
+            config: its limits.
+            tier: behind its blocks; None: there is none.
+            order: of eviction, its own; None: least recently used first.
+        """
         self.config = config
         self.tier = tier
         self.totals = EngineTotals()
-        self.pool = BlockPool(config.capacity_blocks)
+        self.pool = BlockPool(config.capacity_blocks, order)
+        self._now_s = 0.0  # begin of the step in progress, or end of the last one
         self._active: dict[str, ActiveRequest] = {}
         self._running: list[ActiveRequest] = []
         self._waiting: deque[ActiveRequest] = deque()
@@ -128,8 +141,14 @@ class Engine:
         """
         return self.pool.reset()
 
-    def start_step(self) -> Step | None:
-        """Schedule the next step; None when there is nothing to compute."""
+    def start_step(self, now_s: float | None = None) -> Step | None:
+        """Schedule the next step; None when there is nothing to compute.
+
+        Args:
+            now_s: when it begins, which only eviction policies look at; None: as the last one ends.
+        """
+        if now_s is not None:
+            self._now_s = now_s
         batch: list[tuple[ActiveRequest, int]] = []
         budget, preempted = self._schedule_running(batch)
         admissions, load_s = ([], 0.0) if preempted else self._schedule_waiting(batch, budget)
@@ -144,6 +163,7 @@ class Engine:
         tokens = []
         active_by_id = self._active
         finished = False
+        self._now_s += step.duration_s
         for active, count in step.batch:
             request = active.request
             if active_by_id.get(request.request_id) is not active:
@@ -162,6 +182,7 @@ class Engine:
                     self._write(active, self.tier)
             if last:
                 finished = True
+                self.pool.order.advance(self._now_s)
                 del active_by_id[request.request_id]
                 held = active.forget_blocks()
                 if request.keeps_blocks:
@@ -221,7 +242,9 @@ class Engine:
                 break
             self._waiting.popleft()
             self._running.append(active)
-            pool.hold(hit)
+            pool.order.advance(self._now_s)
+            pool.order.begin(active.request.request_id)
+            pool.hold(hit, active.request.category)
             loaded = 0
             is_received = active.request.received and active.hit_tokens is None
             if tier is not None and not is_received:
@@ -259,7 +282,7 @@ class Engine:
         if full_blocks > len(active.hashes):
             active.materialize(full_blocks, block_size, self.config.output_ids)
         hashes = active.hashes[start:full_blocks]
-        self.pool.store(active.block_ids[start:full_blocks], hashes)
+        self.pool.store(active.block_ids[start:full_blocks], hashes, active.request.category)
         active.stored_blocks = full_blocks
         self.pool.events.append(self._stored(active, start, full_blocks, DEVICE_MEDIUM))
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from workers.simulated.eviction.base import Category
+
 TOKEN_BYTES = 4
 TOKEN_TYPECODE = "I"  # noqa: S105  # an array type code
 
@@ -27,6 +29,7 @@ class Request:
         session_id: only passed on in events.
         keeps_blocks: its blocks stay held at its end, until `Engine.release_kept`.
         received: its prompt was computed elsewhere; only the last token is left to compute.
+        category: of requests that an eviction policy may tell apart; None: not known.
     """
 
     request_id: str
@@ -39,6 +42,7 @@ class Request:
     session_id: str | None = None
     keeps_blocks: bool = False
     received: bool = False
+    category: Category | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """One cell of a scenario: a workload at a rate, a fleet, a policy, a seed. Deterministic."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from loadgen.metrics import Slo
@@ -14,6 +14,7 @@ from loadgen.simulation.lab.scenario import Fleet, ScenarioError, Traces, Worklo
 from loadgen.simulation.lab.spec import Handovers, LabSpec
 from loadgen.simulation.lab.workloads import at_rate, base_rows
 from loadgen.trace_row import TraceRow
+from workers.simulated.eviction.policies import LRU
 from workers.simulated.tier import TierConfig
 
 _DEMANDS_KEPT = 2
@@ -25,6 +26,8 @@ class Cell:
     """What is run.
 
     Attributes:
+        policy: of routing.
+        eviction: of each instance's cache.
         load: the rate over the workload's capacity.
         rate: requests per second.
     """
@@ -36,6 +39,7 @@ class Cell:
     load: float
     rate: float
     seed: int
+    eviction: str = LRU
 
     @property
     def key(self) -> RunKey:
@@ -48,8 +52,13 @@ class Cell:
             routers=self.fleet.routers,
             staleness_s=self.fleet.staleness_s,
             seed=self.seed,
-            variant=self.fleet.variant,
+            variant=" ".join(filter(None, (self.fleet.variant, self._other_eviction))),
+            eviction=self.eviction,
         )
+
+    @property
+    def _other_eviction(self) -> str:
+        return "" if self.eviction == LRU else self.eviction
 
 
 def measure(cell: Cell) -> RunFigures:
@@ -74,12 +83,14 @@ def measure(cell: Cell) -> RunFigures:
         max_num_seqs=fleet.max_num_seqs,
         max_num_batched_tokens=fleet.max_num_batched_tokens,
         capacity_blocks=fleet.capacity_blocks,
+        eviction=cell.eviction,
         tier=None if fleet.tier is None else TierConfig(**fleet.tier.model_dump()),
     )
-    run = LabFleet(spec, policy_of(cell.policy), demand, seed=cell.seed).play()
+    lab_fleet = LabFleet(spec, policy_of(cell.policy), demand, seed=cell.seed)
+    run = lab_fleet.play()
     starts_s = demand.root_arrivals_s
     from_s = starts_s[int(cell.workload.warm_up_ratio * (len(starts_s) - 1))]
-    return figures(
+    seen = figures(
         cell.key,
         run.requests,
         run.busy,
@@ -89,6 +100,7 @@ def measure(cell: Cell) -> RunFigures:
         cpu_s=time.process_time() - began_s,
         virtual_s=run.virtual_s,
     )
+    return replace(seen, capacity_blocks=lab_fleet.engines[0].config.capacity_blocks)
 
 
 @dataclass(frozen=True, slots=True)

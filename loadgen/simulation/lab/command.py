@@ -25,6 +25,7 @@ from loadgen.simulation.lab.scenario import (
     load_scenario,
 )
 from workers.simulated.cost_model import ProfileError, load_profile
+from workers.simulated.eviction.policies import EVICTIONS
 
 _STEADY_RATIO = 10
 """Arrivals of a run over the bound on TTFT; above, a capacity is too high by a tenth at most."""
@@ -44,6 +45,7 @@ class Selection:
     workloads: Sequence[str] | None = None
     loads: Sequence[float] | None = None
     seeds: Sequence[int] | None = None
+    evictions: Sequence[str] | None = None
 
     def chosen(self) -> Scenario:
         """The scenario so narrowed. Raises ScenarioError naming what there is not."""
@@ -60,11 +62,15 @@ class Selection:
             "workloads": [workloads[name] for name in self.workloads or workloads],
             "loads": self.loads or scenario.loads,
             "seeds": self.seeds or scenario.seeds,
+            "evictions": self.evictions or scenario.evictions,
         }
         twice = [what for what, of in wanted.items() if any(of.count(one) > 1 for one in of)]
         if twice:
             raise ScenarioError(f"{twice[0]}: one is named twice")
         chosen = scenario.model_copy(update={what: tuple(of) for what, of in wanted.items()})
+        for name in chosen.evictions:
+            if name not in EVICTIONS:
+                raise ScenarioError(f"evictions: no `{name}`; there are {', '.join(EVICTIONS)}")
         for name in (*chosen.policies, chosen.capacity_policy):
             try:
                 policy_of(name)

@@ -1,7 +1,7 @@
 """What a virtual fleet is asked: rows as chains of blocks, and what routers see of them. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from loadgen.conversations import previous_turns
 from loadgen.simulation.chains import chain_requests
 from loadgen.trace_row import TraceRow
 from loadgen.workloads.pacing import Pace, Step, plan
+from workers.simulated.eviction.base import Category
 from workers.simulated.fast.request import ChainRequest
 
 
@@ -17,7 +18,7 @@ class Demand:
     """Requests of one run; all sequences have one entry per request.
 
     Attributes:
-        requests: named by their place.
+        requests: named by their place; their category is the row's and the turn.
         steps: when each is due.
         nominal_s: when each would arrive if answers took the time that the rows assume.
         turns: earlier answers in the prompt.
@@ -68,7 +69,10 @@ def demanded(rows: Sequence[TraceRow], *, pace: Pace, block_size_tokens: int) ->
         history.append(None if parent is None else _history(requests[parent], requests[place]))
     largest = max((int(np.max(r.blocks, initial=-1)) for r in requests), default=-1)
     return Demand(
-        requests=requests,
+        requests=[
+            replace(request, category=Category(row.category or "", turn))
+            for request, row, turn in zip(requests, rows, turns, strict=True)
+        ],
         steps=plan(rows, pace),
         nominal_s=[row.arrival_s for row in rows],
         turns=turns,

@@ -34,7 +34,9 @@ class RunKey:
         instances: number of them in the fleet.
         routers: number of them in front of it.
         staleness_s: how long it takes a router to see what the others did.
-        variant: what else differs from the plain fleet or policy ("tier"); else empty.
+        variant: what else differs from the plain fleet or policy ("tier"); else empty. Names the
+            eviction policy, too, where that is not the engine's own.
+        eviction: policy of the instances' caches.
     """
 
     workload: str
@@ -45,6 +47,7 @@ class RunKey:
     staleness_s: float
     seed: int
     variant: str = ""
+    eviction: str = "lru"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +61,22 @@ class RunFigures(RunKey):
         hit_ratio: sum of hit tokens over sum of prompt tokens of the requests served, as the
             engines found them.
         tier_hit_ratio: likewise, tokens that the engines loaded from a tier; they are no hits.
-        imbalance: largest over mean of the instances' busy time; 1 when nobody was busy.
+        imbalance: largest over mean of the instances' busy time; 1 when nobody was busy. Where
+            prefill and decode are apart, of the pool where it is larger.
         requests: arrived in the window, lost ones included.
         offered_rps: requests a second that the load asked for.
+        arriving_rps: requests a second that were to arrive in the window, by the workload's own
+            times: with sessions, or at the edges of a trace, not the same.
+        arriving_drift: those of the window's second half over those of its first; 1 is steady.
+        ttft_drift: mean TTFT of the requests of the second half over that of the first; well above
+            1 the fleet falls behind, and means depend on how long the run is.
         slo_ratio: requests that met the SLO, over all.
         lost: requests that were refused or never ended.
         cpu_s: processor time of the run.
         virtual_s: virtual time that passed in it.
         ttft_quantiles_s: percentiles 0 to 100; empty when no request was served.
         tpot_quantiles_s: likewise.
+        capacity_blocks: of each instance's cache.
         imbalance_over_time: (seconds since the window's start, imbalance around then).
     """
 
@@ -93,6 +103,10 @@ class RunFigures(RunKey):
     tpot_quantiles_s: tuple[float, ...]
     imbalance_over_time: tuple[tuple[float, float], ...]
     tier_hit_ratio: float = 0.0
+    arriving_rps: float = float("nan")
+    arriving_drift: float = float("nan")
+    ttft_drift: float = float("nan")
+    capacity_blocks: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -130,10 +144,13 @@ class BusySamples:
     Args:
         at_s: ascending times.
         busy_s: a row per time, a column per instance; linear in between.
+        prefill_instances: the first so many only prefill and the others only decode; 0: all do
+            both.
     """
 
     at_s: Floats
     busy_s: Floats
+    prefill_instances: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +206,8 @@ def figures(
     met = (ttft_s <= bound_s) & (decode_s <= slo.tpot_s * gaps)
     count = int(arrived.sum())
     ttft, tpot = _Parts.of(ttft_s), _Parts.of(tpot_s)
+    late = requests.nominal_s >= (window.from_s + window.to_s) / 2
+    late_count = int((arrived & late).sum())
     named = {field.name: getattr(key, field.name) for field in fields(RunKey)}
     return RunFigures(
         **named,
@@ -208,6 +227,9 @@ def figures(
         imbalance=_imbalances(busy, np.array([window.from_s, window.to_s]))[0],
         requests=count,
         offered_rps=offered_rps,
+        arriving_rps=count / (window.to_s - window.from_s),
+        arriving_drift=_over(late_count, count - late_count),
+        ttft_drift=_over(_mean(ttft_s[late[served]]), _mean(ttft_s[~late[served]])),
         slo_ratio=_over(int(met.sum()), count),
         lost=count - int(served.sum()),
         cpu_s=cpu_s,
@@ -225,6 +247,10 @@ def _tier_hit_ratio(requests: Requests, served: npt.NDArray[np.bool_]) -> float:
     return _over(loaded, float(requests.prompt_tokens[served].sum()))
 
 
+def _mean(values_s: Floats) -> float:
+    return float(values_s.mean()) if len(values_s) else float("nan")
+
+
 def _quantiles(values_s: Floats) -> tuple[float, ...]:
     if not len(values_s):
         return ()
@@ -236,9 +262,14 @@ def _over(part: float, whole: float) -> float:
 
 
 def _imbalances(busy: BusySamples, edges_s: Floats) -> list[float]:
-    """Largest over mean of the busy times between neighbouring edges."""
+    """Largest over mean of the busy times between neighbouring edges, of the worst pool."""
     columns = [np.interp(edges_s, busy.at_s, column) for column in busy.busy_s.T]
-    spent_s = np.diff(np.array(columns), axis=1)
+    spent_s, first = np.diff(np.array(columns), axis=1), busy.prefill_instances
+    pools = (spent_s[:first], spent_s[first:]) if first else (spent_s,)
+    return [max(ratios) for ratios in zip(*map(_pool_imbalances, pools), strict=True)]
+
+
+def _pool_imbalances(spent_s: Floats) -> list[float]:
     means_s = spent_s.mean(axis=0)
     idle = means_s <= 0
     ratios = np.where(idle, 1.0, spent_s.max(axis=0) / np.where(idle, 1.0, means_s))

@@ -31,7 +31,10 @@ from router.legs import Leg
 from router.policies.base import Policy
 from router.snapshot import RequestView
 from workers.simulated.engine import EngineConfig, RequestTooLongError
+from workers.simulated.eviction.belady import Future
+from workers.simulated.eviction.policies import BELADY
 from workers.simulated.fast.engine import SpanEngine
+from workers.simulated.fast.free_order import free_order
 from workers.simulated.fast.request import ChainRequest
 from workers.simulated.fast.span import ChainAdmission, Reached
 from workers.simulated.fast.tier import TierColumns
@@ -72,6 +75,14 @@ class _Columns:
         self.slot = np.full(self.count, LOST, np.int64)
 
 
+def _future(demand: Demand) -> Future:
+    """What will be asked for, in the order in which it would be if answers took no time."""
+    return Future(
+        (one.request_id, one.blocks[: one.prompt_tokens // BLOCK_SIZE_TOKENS].tolist())
+        for one in demand.requests
+    )
+
+
 class LabFleet:
     """One run; `play` it once.
 
@@ -94,7 +105,8 @@ class LabFleet:
         if spec.tier is not None:
             tier = LabTier(spec.tier, block_size_tokens=BLOCK_SIZE_TOKENS)
         self._handed_over = TierColumns(_AT_ONCE)
-        self.engines = [self._engine(slot, config, tier) for slot in range(spec.instances)]
+        future = _future(demand) if spec.eviction == BELADY else None
+        self.engines = [self._engine(slot, config, tier, future) for slot in range(spec.instances)]
         self._drivers = [
             SpanDriver(engine, self._at, admitted=self._admitted, reached=self._reached)
             for engine in self.engines
@@ -121,10 +133,13 @@ class LabFleet:
         self._order = itertools.count()
         self._in_flight = 0
 
-    def _engine(self, slot: int, config: EngineConfig, tier: LabTier | None) -> SpanEngine:
+    def _engine(
+        self, slot: int, config: EngineConfig, tier: LabTier | None, future: Future | None
+    ) -> SpanEngine:
         decodes_only = self.spec.is_parted and slot >= self.spec.prefill_instances
         columns = self._handed_over if decodes_only else None if tier is None else tier.columns
-        engine = SpanEngine(config, tier=columns)
+        order = free_order(self.spec.eviction, config.capacity_blocks, future)
+        engine = SpanEngine(config, order, columns)
         engine.pool.learn(self.demand.identities_count)
         return engine
 
@@ -153,6 +168,7 @@ class LabFleet:
             busy=BusySamples(
                 at_s=np.array([at_s for at_s, _ in self._samples]),
                 busy_s=np.array([busy for _, busy in self._samples]),
+                prefill_instances=self.spec.prefill_instances,
             ),
             virtual_s=self.now_s,
         )
@@ -262,8 +278,11 @@ class LabFleet:
                 self._at(note_s, partial(self._prefilled, flight))
             if not last:
                 continue
-            decode_s = now_s - float(self._columns.first_token_s[place])
-            self._at(note_s, partial(self._released, flight, decode_s))
+            columns = self._columns
+            first_s = float(columns.first_token_s[place])
+            cached = int(columns.hit_tokens[place] + columns.tier_hit_tokens[place])
+            self._at(note_s, partial(self._released, flight, now_s - first_s))
+            self._routers.seen(flight, first_token_s=first_s, cached_tokens=cached)
             del self._flights[place]
             self._changed(flight.slot)
             if flight.leg is Leg.PREFILL:

@@ -53,9 +53,12 @@ def cells(scenario: Scenario, traces: Traces, capacities: Mapping[str, float]) -
             load=load,
             rate=load * capacities[workload.name] * fleet.instances / scenario.fleets[0].instances,
             seed=seed,
+            eviction=eviction,
         )
         for workload, load, seed in product(scenario.workloads, scenario.loads, scenario.seeds)
-        for fleet, policy in product(scenario.fleets, scenario.policies)
+        for fleet, eviction, policy in product(
+            scenario.fleets, scenario.evictions, scenario.policies
+        )
     ]
 
 
@@ -145,6 +148,7 @@ def digest(cell: Cell) -> str:
             "trace": [_file(path) for path in cell.traces.paths(cell.workload) or ()],
             "fleet": cell.fleet.model_dump(mode="json"),
             "policy": cell.policy,
+            "eviction": cell.eviction,
             "rate": cell.rate,
             "seed": cell.seed,
             "code": _code_digest(),

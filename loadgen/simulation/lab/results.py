@@ -10,6 +10,7 @@ from loadgen.simulation.lab.figures import AGENT_SLO, RunFigures
 from loadgen.simulation.lab.report.cells import Matrix
 from loadgen.simulation.lab.report.claims import judge
 from loadgen.simulation.lab.report.console import console_claims, console_comparison
+from loadgen.simulation.lab.report.evictions import eviction_rows, eviction_tables
 from loadgen.simulation.lab.report.markdown import markdown_tables
 from loadgen.simulation.lab.report.page import write_page
 from loadgen.simulation.lab.report.summary import write_summary
@@ -41,7 +42,10 @@ def write(
     write_summary(folder / "summary.json", runs)
     matrix, agents = Matrix.of(runs), _agents(scenario.workloads)
     judged = judge(matrix, agents=agents, whys=claims_whys.WHYS)
-    (folder / "tables.md").write_text(markdown_tables(matrix, judged), encoding="utf-8")
+    tables = markdown_tables(matrix, judged)
+    if len(scenario.evictions) > 1:
+        tables = f"{eviction_tables(eviction_rows(runs))}\n{tables}"
+    (folder / "tables.md").write_text(tables, encoding="utf-8")
     notes = {
         f"capacity of {workload.name}": f"{capacities[workload.name]:.4g} requests/s; "
         + (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from indexer.contract.milestones import Milestones
 from loadgen.simulation.chain_holders import ChainHolders
-from loadgen.simulation.instances import BLOCK_SIZE_TOKENS, make_membership, make_prefill_cost
+from loadgen.simulation.instances import BLOCK_SIZE_TOKENS, make_membership
 from loadgen.simulation.lab.delayed_books import DelayedBooks
 from loadgen.simulation.lab.spec import LabSpec
 from loadgen.simulation.lab.tier import LabTier
@@ -22,6 +22,7 @@ from router.decode_leg import DECODE_LEG
 from router.eligibility import Sighting, eligible_snapshot
 from router.legs import Leg
 from router.policies.base import Policy, for_router, tell_decided, tell_ended
+from router.prefill_fit import PrefillFit, SeenPrefill
 from router.snapshot import Decision, FleetSnapshot, RequestView
 from workers.simulated.fast.block_columns import Identities
 from workers.simulated.fast.engine import SpanEngine
@@ -49,6 +50,7 @@ class Flight:
 
     Attributes:
         key: of its booking: the router and one of that router's numbers.
+        sent_s: when it was chosen.
     """
 
     asked: Asked
@@ -56,6 +58,7 @@ class Flight:
     policy: Policy
     key: tuple[int, int]
     decision: Decision
+    sent_s: float
 
     @property
     def slot(self) -> int:
@@ -105,7 +108,7 @@ class Routers:
         self._fleet, self._roster = make_membership(
             count, config, prefill_count=spec.prefill_instances
         )
-        self._prefill_cost = make_prefill_cost(config)
+        self._fits = [PrefillFit() for _ in range(spec.routers)]
 
     @property
     def books(self) -> SharedBooks | DelayedBooks:
@@ -131,7 +134,7 @@ class Routers:
         decision = self._book(asked, key, policy, snapshot, milestones=milestones, now_s=now_s)
         tell_decided(policy, asked.view, decision)
         leg = legs.leg_at(leg, decision)
-        return Flight(asked=asked, leg=leg, policy=policy, key=key, decision=decision)
+        return Flight(asked=asked, leg=leg, policy=policy, key=key, decision=decision, sent_s=now_s)
 
     def choose_decoder(self, asked: Asked, now_s: float) -> Flight:
         """An instance that goes on with a prompt that another one has prefilled; booked."""
@@ -140,7 +143,14 @@ class Routers:
         snapshot = legs.handed_over(snapshot, asked.view.prompt_tokens)
         key = (asked.router, self.next_number(asked.router))
         decision = self._book(asked, key, DECODE_LEG, snapshot, milestones=None, now_s=now_s)
-        return Flight(asked=asked, leg=Leg.DECODE, policy=DECODE_LEG, key=key, decision=decision)
+        return Flight(
+            asked=asked,
+            leg=Leg.DECODE,
+            policy=DECODE_LEG,
+            key=key,
+            decision=decision,
+            sent_s=now_s,
+        )
 
     def prefilled(self, flight: Flight, now_s: float) -> None:
         """Its prompt has been computed."""
@@ -157,6 +167,21 @@ class Routers:
         else:  # of what never was prefilled, the tokens too
             tokens = flight.decision.new_prefill_tokens if decode_s is None else 0
             self._take_back(flight, now_s, requests=1, tokens=tokens)
+
+    def seen(self, flight: Flight, *, first_token_s: float, cached_tokens: int) -> None:
+        """What prefill costs, as its router learns it when the answer has ended.
+
+        Args:
+            flight: of it.
+            first_token_s: when that came.
+            cached_tokens: that its engine found.
+        """
+        if flight.leg is Leg.DECODE:  # whose prompt was handed over
+            return
+        seconds = first_token_s - flight.sent_s
+        one = SeenPrefill.of(flight.decision, seconds=seconds, cached_tokens=cached_tokens)
+        if one is not None:
+            self._fits[flight.asked.router].add(one)
 
     def _look(self, asked: Asked, now_s: float) -> tuple[FleetSnapshot, Milestones | None]:
         """What the router knows at this moment."""
@@ -180,7 +205,8 @@ class Routers:
             siblings=siblings,
             taken_s=now_s,
         )
-        snapshot = eligible_snapshot(sighting, prompt_tokens, prefill_cost=self._prefill_cost)
+        cost = self._fits[asked.router].cost
+        snapshot = eligible_snapshot(sighting, prompt_tokens, prefill_cost=cost)
         if self._tier is not None:
             snapshot = self._tier.seen(snapshot, prompt_tokens, asked.blocks)
         return snapshot, milestones
@@ -208,7 +234,12 @@ class Routers:
             return decision
         detection = None
         if self._spec.detects_hot_prefixes and policy is not DECODE_LEG:
-            detection = detected(self._books, asked.blocks.tobytes(), snapshot, now_s=now_s)
+            pool = legs.first_pool(
+                self._roster.abilities, parts=asked.generates, decodes=asked.generates
+            )
+            detection = detected(
+                self._books, asked.blocks.tobytes(), snapshot, now_s=now_s, pool=pool
+            )
             snapshot = detection.candidates(snapshot)
         return reserve_shared(
             self._books,

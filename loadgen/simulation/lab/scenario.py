@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from loadgen.errors import LoadgenError
 from loadgen.workloads.pacing import Pace
+from workers.simulated.eviction.policies import EVICTIONS, LRU
 
 TRACES_VARIABLE = "TIMESTABLE_TRACES"
 TRACES_DEFAULT = Path("../shared/traces")
@@ -148,9 +149,11 @@ class Fleet(_Table):
 
 
 class Scenario(_Table):
-    """Everything that is run: workloads x loads x fleets x policies x seeds.
+    """Everything that is run: workloads x loads x fleets x evictions x policies x seeds.
 
     Attributes:
+        policies: of routing.
+        evictions: of each instance's cache, of `workers.simulated.eviction.policies`.
         loads: fractions of each workload's capacity.
         capacity_policy: the policy whose limit is load 1, on the first fleet.
     """
@@ -160,6 +163,7 @@ class Scenario(_Table):
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
     fleets: Annotated[tuple[Fleet, ...], Field(min_length=1)] = (Fleet(),)
     workloads: Annotated[tuple[WorkloadSpec, ...], Field(min_length=1)]
+    evictions: Annotated[tuple[str, ...], Field(min_length=1)] = (LRU,)
     capacity_policy: str = "lmetric"
 
     @model_validator(mode="after")
@@ -169,6 +173,7 @@ class Scenario(_Table):
             "workloads": [workload.name for workload in self.workloads],
             "fleets": [fleet.label for fleet in self.fleets],
             "policies": list(self.policies),
+            "evictions": list(self.evictions),
             "loads": [f"{load:g}" for load in self.loads],
             "seeds": [str(seed) for seed in self.seeds],
         }
@@ -177,6 +182,9 @@ class Scenario(_Table):
             if twice:
                 hint = "; give each a variant of its own" if what == "fleets" else ""
                 raise ValueError(f"{what} named twice: {', '.join(twice)}{hint}")
+        for name in self.evictions:
+            if name not in EVICTIONS:
+                raise ValueError(f"evictions: no `{name}`; there are {', '.join(EVICTIONS)}")
         return self
 
 

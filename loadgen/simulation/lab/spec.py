@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from workers.simulated.eviction.policies import LRU
 from workers.simulated.tier import TierConfig
 
 
@@ -36,6 +37,8 @@ class LabSpec:
             requests at once and everything else so much later; no reservation answers.
         detects_hot_prefixes: routers take the holders of too hot a prefix out (`router.detector`);
             needs shared reservations.
+        capacity_blocks: of each instance's cache; None: the profile's.
+        eviction: policy of each instance, of `workers.simulated.eviction.policies`.
         tier: a store of KV$ that all instances share and routers credit; None: there is none.
         decide_s: arrival -> the choice, with the counters of then; and a prefill's end -> the
             choice of who decodes.
@@ -55,6 +58,7 @@ class LabSpec:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     capacity_blocks: int | None = None
+    eviction: str = LRU
     tier: TierConfig | None = None
     decide_s: float = 0.002
     note_s: float = 0.001

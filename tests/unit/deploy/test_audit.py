@@ -182,6 +182,25 @@ def test_of_several_batches_in_one_write_the_oldest_may_have_done_it() -> None:
     assert verdict(FIRST_TOKEN_S + 0.5) is Verdict.UNEXPLAINED
 
 
+@pytest.mark.parametrize(
+    ("name", "predicted_blocks", "actual_blocks", "expected"),
+    [
+        ("came_back", 2, 1, Verdict.EXPLAINED),
+        ("came_back", 1, 2, Verdict.UNEXPLAINED),
+        ("came_and_went", 1, 2, Verdict.EXPLAINED),
+        ("came_and_went", 2, 1, Verdict.UNEXPLAINED),
+    ],
+)
+def test_what_the_index_never_showed_explains_one_direction(
+    name: str, predicted_blocks: int, actual_blocks: int, expected: Verdict
+) -> None:
+    """A block that was gone for a while explains a missing hit, one that was there an extra one."""
+    entry = json.loads(line()) | {name: [CHAIN[1].hex()]}
+    request = make_request(predicted_blocks=predicted_blocks, actual_blocks=actual_blocks)
+    journal = Journal.parse([json.dumps(entry)])
+    assert expected == judge(request, journal, root=ROOT, block_size_tokens=BLOCK)
+
+
 def test_a_broken_journal_is_refused() -> None:
     """A journal that cannot be read must not pass for an empty one."""
     with pytest.raises(KeyError, match="added"):

@@ -22,7 +22,13 @@ RECORD = RequestRecord(
     output_tokens=3,
     cached_tokens=48,
     instance="a",
-    decision={"instance": "a", "hit_tokens": 32, "in_flight_tokens": 0, "decided_s": 5001.01},
+    decision={
+        "instance": "a",
+        "hit_tokens": 32,
+        "in_flight_tokens": 0,
+        "decided_s": 5001.01,
+        "degraded": False,
+    },
 )
 FAILED = replace(RECORD, error="http 503: no instance", status=503)
 AUDIT = Audit(requests=1, exact=0, unexplained=())
@@ -81,6 +87,13 @@ def test_the_first_token_is_dated_on_the_wall_clock() -> None:
 def test_only_answers_that_tell_both_sides_are_judged(change: dict[str, object]) -> None:
     """Without a prediction or an actual figure there is nothing to compare."""
     assert served(replace(RECORD, **change), prompt=range(100)) is None
+
+
+def test_a_decision_without_the_index_is_not_judged() -> None:
+    """It predicts nothing, so nothing was predicted wrongly."""
+    assert RECORD.decision is not None
+    alone = replace(RECORD, decision=RECORD.decision | {"degraded": True})
+    assert served(alone, prompt=range(100)) is None
 
 
 @pytest.mark.parametrize(

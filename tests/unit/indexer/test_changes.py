@@ -1,7 +1,7 @@
 """Merging of block changes (that the index stays closed: tests/property/test_block_table.py)."""
 
 from indexer.contract.identifiers import BlockHash
-from indexer.table.changes import Changes, Delta, PendingChanges
+from indexer.table.changes import Changes, Delta, PendingChanges, Unseen
 
 A, B, C = (BlockHash(name * 8) for name in (b"a", b"b", b"c"))
 
@@ -22,6 +22,21 @@ def test_added_and_removed_meanwhile_cancels_out() -> None:
 def test_removed_and_added_meanwhile_cancels_out() -> None:
     """Nothing is written for a block that went and came."""
     assert merged(Delta(removed=[B]), Delta(added=[B])).take(9) is None
+
+
+def test_what_cancels_out_is_told() -> None:
+    """Nobody can see it in the index, whichever way round it was; what is new is not among it."""
+    pending = merged(Delta(removed=[A]), Delta(added=[B]))
+    assert Unseen(came_back=[A], came_and_went=[B]) == pending.merge(
+        Delta(removed=[C, B], added=[A])
+    )
+
+
+def test_what_a_write_that_was_put_back_cancels_out_is_told() -> None:
+    """Whether the index ever saw it is not known; the engine had it otherwise meanwhile."""
+    pending = merged(Delta(added=[A]), Delta(removed=[B]))
+    unseen = pending.put_back(Changes(removed=[A], added=[B, C]))
+    assert Unseen(came_back=[A], came_and_went=[B]) == unseen
 
 
 def test_removals_are_taken_first() -> None:

@@ -93,6 +93,24 @@ def test_goodput_counts_requests_that_meet_both_bounds_a_second_of_the_window() 
     assert measured(slo=AGENT_SLO).goodput_rps == 0
 
 
+def test_what_arrives_and_waits_in_each_half_of_the_window() -> None:
+    """Until 17 s three before 13.5, then the lost one; until 14 s one of 1 s, two of 3 and 0.5."""
+
+    def within(to_s: float) -> RunFigures:
+        window = Window(from_s=10.0, to_s=to_s)
+        return figures(
+            KEY, REQUESTS, BUSY, window, slo=CHAT_SLO, offered_rps=0.4, cpu_s=1.5, virtual_s=30.0
+        )
+
+    found = within(17.0)
+    assert found.arriving_rps == pytest.approx(4 / 7)
+    assert found.arriving_drift == pytest.approx(1 / 3)
+    assert isnan(found.ttft_drift)
+    found = within(14.0)
+    assert (found.arriving_rps, found.arriving_drift) == (0.75, 2.0)
+    assert found.ttft_drift == pytest.approx((3.0 + 0.5) / 2 / 1.0)
+
+
 def test_a_bound_met_by_ttft_alone_is_no_goodput() -> None:
     """The agents' 20 ms leave those out whose TPOT is 25 ms, and keep an only token."""
     quick = replace(
@@ -117,6 +135,14 @@ def test_imbalance_is_of_the_busy_time_within_the_window() -> None:
         (pytest.approx(2.5), pytest.approx(1.0)),
         (pytest.approx(7.5), pytest.approx(5 / 3)),
     )
+
+
+def test_imbalance_of_pools_is_that_of_the_worse_one() -> None:
+    """One of two prefills 4 s and the others 8 and 2 s decode: 8 / 5, whatever lies between."""
+    busy_s = np.array([[0.0, 0.0, 0.0], [4.0, 8.0, 2.0]])
+    busy = BusySamples(at_s=np.array([10.0, 20.0]), busy_s=busy_s, prefill_instances=1)
+    assert measured(busy=busy).imbalance == pytest.approx(8 / 5)
+    assert measured(busy=replace(busy, prefill_instances=0)).imbalance == pytest.approx(12 / 7)
 
 
 def test_imbalance_over_time_has_sixty_points_at_most() -> None:

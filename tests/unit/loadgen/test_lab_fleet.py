@@ -1,6 +1,6 @@
 """The policy lab's fleet: what is asked is answered, in order, and nothing stays booked."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from loadgen.simulation.lab.fleet import LOST, LabFleet, LabRun
 from loadgen.simulation.lab.spec import LabSpec
 from loadgen.trace_row import TraceRow
 from loadgen.workloads.cache_mix import CHAT_MIX, generate_mix
-from loadgen.workloads.hot_prefix import HotPrefix, generate_hot_prefix
+from loadgen.workloads.hot_prefix import QUIET, HotPrefix, generate_hot_prefix
 from router.policies import POLICIES
 from router.snapshot import FleetSnapshot, RequestView, Scores
 from workers.simulated.cost_model import load_profile
@@ -151,6 +151,18 @@ def test_busy_time_and_reports_cover_the_run() -> None:
     assert (np.diff(run.busy.busy_s, axis=0) >= 0).all()
     assert (run.busy.busy_s[-1] <= run.busy.at_s[-1]).all()
     assert run.busy.busy_s[-1].max() > 0
+
+
+def test_a_prefix_that_its_holder_can_bear_is_let_alone() -> None:
+    """4 % of the requests, by hits alone: the detector changes nothing, to the last bit."""
+    rows = tuple(generate_hot_prefix(replace(QUIET, request_rate=60), requests_count=300, seed=1))
+    demand = demanded(rows, pace="timestamps", block_size_tokens=SIZE)
+    without, with_ = (
+        played(demand, LabSpec(instances=6, routers=3, detects_hot_prefixes=one), "max_hit")
+        for one in (False, True)
+    )
+    assert np.array_equal(without.requests.slot, with_.requests.slot)
+    assert np.array_equal(without.requests.ended_s, with_.requests.ended_s)
 
 
 def test_a_hot_prefix_comes_to_be_held_by_as_many_as_it_needs() -> None:

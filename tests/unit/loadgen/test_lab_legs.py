@@ -8,6 +8,7 @@ from loadgen.simulation.lab.fleet import LabFleet, LabRun
 from loadgen.simulation.lab.spec import Handovers, LabSpec
 from loadgen.trace_row import TraceRow
 from loadgen.workloads.cache_mix import CHAT_MIX, generate_mix
+from loadgen.workloads.hot_prefix import HotPrefix, generate_hot_prefix
 from router.policies import POLICIES
 from workers.simulated.cost_model import load_profile
 
@@ -65,6 +66,25 @@ def test_what_the_decode_instance_holds_is_not_sent_again() -> None:
     assert run.requests.hit_tokens.tolist() == [0, 99 * SIZE, 99 * SIZE]
     assert ttft_s[0] - ttft_s[1] > 0.9 * 100 * SIZE / HANDOVERS.tokens_per_s
     assert ttft_s[2] < ttft_s[1] - HANDOVERS.latency_s
+
+
+def test_a_hot_prefix_is_spread_over_the_pool_that_prefills() -> None:
+    """By hits alone one of four computes it; with the detector others do, and all within the pool.
+
+    In a fleet of eight, of which four decode and hold as much as is handed to them.
+    """
+    hot = HotPrefix(request_rate=40, hot_from_s=1, answer_tokens_median=20)
+    rows = tuple(generate_hot_prefix(hot, requests_count=160, seed=1))
+    demand = demanded(rows, pace="timestamps", block_size_tokens=SIZE)
+    largest = {}
+    for detects in (False, True):
+        spec = LabSpec(instances=8, prefill_instances=4, routers=2, detects_hot_prefixes=detects)
+        fleet, _ = played(demand, spec, "max_hit")
+        prefilled = [engine.totals.generated_tokens for engine in fleet.engines[:4]]
+        assert sum(prefilled) == len(rows)
+        largest[detects] = max(prefilled)
+    assert largest[False] > 0.5 * len(rows)
+    assert largest[True] < 0.85 * largest[False], largest
 
 
 @pytest.mark.parametrize("policy", ["lmetric", "smetric", "preble", "round_robin", "max_hit"])

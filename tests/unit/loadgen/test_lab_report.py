@@ -200,7 +200,7 @@ def test_plots_are_what_plotly_knows() -> None:
     assert ttft.traces["0.5"][0]["x"][0] == pytest.approx(0.1)
     assert ttft.layout["xaxis"]["ticktext"] == ["100 ms", "200 ms", "500 ms", "1 s", "2 s", "5 s"]
     offered, lmetric, *_ = goodput.traces[""]
-    assert (offered["x"], offered["y"], offered["meta"]) == ([50, 110], [10, 10], -1)
+    assert (offered["x"], offered["y"], offered["meta"]) == ([50, 110], [9.5, 9.5], -1)
     assert (lmetric["name"], lmetric["y"], lmetric["meta"]) == ("lmetric", [9, 9], 0)
     assert hits.traces[""][2]["y"] == [70, 70]
 
@@ -282,5 +282,7 @@ def test_markdown_has_every_cell_once_and_survives_any_name() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| a<b> |")]
     assert len(rows) == 4
     assert text.index("The papers' claims") < text.index("### chat")
+    assert "load 50 % (10 requests/s; in the window 9.5, +2.0 % in its second half)" in text
+    assert text.count("TTFT, second half / first (x)") == text.count("requests/s; in the window")
     best = next(line for line in rows if "**" in line)
     assert best.count("|") == rows[0].count("|")

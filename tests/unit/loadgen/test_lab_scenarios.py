@@ -83,9 +83,14 @@ SHIPPED = sorted(
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_scenarios_name_policies_and_workloads_that_exist(name: str) -> None:
-    """Every workload can be made without any trace; loads are stated against a known capacity."""
+    """Every workload can be made without any trace; loads are stated against a known capacity.
+
+    Arrivals last for a minute at the highest load.
+    """
     scenario = Selection(scenario=name).chosen()
     for workload in scenario.workloads:
+        rate = max(scenario.loads) * (workload.capacity_rps or 0.0)
+        assert workload.requests_count(rate) > 59 * rate, workload.name  # else an overload's start
         assert workload.capacity_rps, workload.name
         assert workload.trace_capacity_rps or not workload.trace, workload.name
         rows = base_rows(workload, NO_TRACES, requests_count=30, seed=1)

@@ -63,15 +63,35 @@ def test_a_session_policy_sees_turns_history_costs_and_contexts(staleness_s: flo
     policy = Watched()
     demand = demanded(rows, pace="timestamps", block_size_tokens=SIZE)
     LabFleet(replace(SPEC, staleness_s=staleness_s), policy, demand, seed=1).play()
-    model = load_profile(SPEC.profile).cost
-    cost = PrefillCost(
-        linear_s_per_token=model.linear_s_per_token,
-        attention_s_per_pair=model.attention_s_per_pair,
-    )
     assert list(policy.seen.values()) == [
-        (0, None, cost),
-        (0, None, cost),
-        (1, 1600 + 33, cost),
-        (2, 90 * SIZE, cost),
+        (0, None, None),
+        (0, None, None),
+        (1, 1600 + 33, None),
+        (2, 90 * SIZE, None),
     ]
     assert set(policy.contexts) == {1600 - 800}  # of the first, when the second came
+
+
+@pytest.mark.parametrize("prefill_instances", [0, 1])
+def test_what_prefill_costs_is_fitted_as_in_a_router(prefill_instances: int) -> None:
+    """Unknown for 32 prefills of one router, then near the engines' own constants; each by itself.
+
+    Also where prefill is apart: there the decode legs say nothing of it.
+    """
+    blocks, rows = 1, []
+    for number in range(120):
+        length = 50 + 37 * (number % 23) ** 2 // 10
+        rows.append(row(range(blocks, blocks + length), 5.0 * number, f"s{number}"))
+        blocks += length
+    policy = Watched()
+    demand = demanded(rows, pace="timestamps", block_size_tokens=SIZE)
+    spec = replace(SPEC, routers=2, prefill_instances=prefill_instances)
+    LabFleet(spec, policy, demand, seed=1).play()
+    costs = [cost for _, _, cost in policy.seen.values()]
+    known = [cost for cost in costs if cost is not None]
+    assert 2 * 32 <= len(costs) - len(known) < 100
+    assert len(set(known)) >= 2
+    model = load_profile(SPEC.profile).cost
+    for cost in known:
+        assert cost.linear_s_per_token == pytest.approx(model.linear_s_per_token, rel=0.05)
+        assert cost.attention_s_per_pair == pytest.approx(model.attention_s_per_pair, rel=0.05)

@@ -9,9 +9,9 @@ from builders import make_instance, make_request, make_snapshot
 from indexer.contract.records import InstanceRecord, Role
 from router.decide import decide
 from router.decode_leg import DECODE_LEG
-from router.eligibility import Roster, abilities
+from router.eligibility import Ability, Roster, abilities
 from router.errors import NoEligibleInstance
-from router.legs import Leg, first_leg, handed_over, leg_at, pool
+from router.legs import Leg, first_leg, first_pool, handed_over, leg_at, pool
 from router.policies.lmetric import LMetric
 from router.snapshot import FleetSnapshot
 
@@ -36,9 +36,10 @@ def kinds(seen: FleetSnapshot) -> str:
     ("fleet", "prefill", "decode", "whole", "undecoded"),
     [
         ("pd", "p", "d", "d", "p"),
-        ("pdb", "pb", "db", "b", "pb"),
+        ("pdb", "pb", "db", "db", "pb"),
         ("pb", "pb", "b", "b", "pb"),
-        ("db", "b", "db", "b", "b"),
+        ("db", "b", "db", "db", "b"),
+        ("pddb", "pb", "ddb", "ddb", "pb"),
         ("p", "p", "", "p", "p"),
         ("d", "d", "d", "d", "d"),
         ("bb", "bb", "bb", "bb", "bb"),
@@ -49,7 +50,7 @@ def kinds(seen: FleetSnapshot) -> str:
 def test_the_pool_of_each_leg(
     fleet: str, prefill: str, decode: str, whole: str, undecoded: str
 ) -> None:
-    """Those whose role it is; a whole request goes to whoever comes nearest to doing both."""
+    """Those whose role it is; a whole request goes to all who decode, not to a lone one of both."""
 
     def asked(leg: Leg, *, decodes: bool = True) -> str:
         try:
@@ -71,6 +72,29 @@ def test_a_request_is_parted_where_both_pools_are(fleet: str, leg: str) -> None:
     """And where it can be."""
     assert first_leg(snapshot(fleet), parts=True) == leg
     assert first_leg(snapshot(fleet), parts=False) is Leg.WHOLE
+
+
+@pytest.mark.parametrize("fleet", ["pd", "pdb", "pb", "db", "p", "d", "bb", "pd?"])
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("decodes", [True, False])
+def test_the_number_of_a_pool_tells_who_is_in_it(fleet: str, *, parts: bool, decodes: bool) -> None:
+    """The instances with that ability are those who may take the first leg; 0 is everybody."""
+    seen = snapshot(fleet)
+    number = first_pool(seen.abilities, parts=parts, decodes=decodes)
+    taking = pool(seen, first_leg(seen, parts=parts), decodes=decodes)
+    if seen.abilities is None:
+        assert (number, kinds(taking)) == (0, fleet)
+    else:
+        able = {Ability.PREFILL: "pb", Ability.DECODE: "db"}[Ability(number)]
+        assert kinds(taking) == "".join(one for one in fleet if one in able)
+
+
+def test_a_whole_request_goes_where_the_score_is_lowest_among_all_who_decode() -> None:
+    """The only instance for both is no bottleneck of what cannot be parted, and takes its share."""
+    for batches, expected in (([0, 9, 0, 4], "d"), ([0, 9, 9, 4], "b")):
+        taking = pool(snapshot("pddb", batch_size=batches), Leg.WHOLE)
+        chosen = decide(LMetric(), make_request(), taking)
+        assert chosen.instance.instance_id == expected
 
 
 def test_the_chosen_instance_decides_between_one_leg_and_two() -> None:

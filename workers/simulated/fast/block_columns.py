@@ -8,7 +8,8 @@ tokens and all before them, so equal identities mean an equal prefix.
 import numpy as np
 import numpy.typing as npt
 
-from workers.simulated.fast.free_order import BlockIds, EvictionOrder
+from workers.simulated.eviction.base import Category
+from workers.simulated.fast.free_order import BlockIds, FreeOrder
 
 Identities = npt.NDArray[np.int64]
 
@@ -23,7 +24,7 @@ class BlockColumns:
         order: which free block goes next; starts with all of them.
     """
 
-    def __init__(self, capacity_blocks: int, order: EvictionOrder) -> None:
+    def __init__(self, capacity_blocks: int, order: FreeOrder) -> None:
         self.capacity_blocks = capacity_blocks
         self.order = order
         self._references = np.zeros(capacity_blocks, np.int32)
@@ -65,8 +66,13 @@ class BlockColumns:
         idle: BlockIds = block_ids[self._references.take(block_ids) == 0]
         return idle
 
-    def hold(self, block_ids: BlockIds, idle: BlockIds) -> None:
-        """Add one reference to each block, `idle` of which are free until now."""
+    def hold(self, block_ids: BlockIds, idle: BlockIds, category: Category | None = None) -> None:
+        """A request of a category hits these blocks, `idle` of which are free until now.
+
+        Adds one reference to each.
+        """
+        if len(block_ids):
+            self.order.touch(block_ids, category)
         if len(idle):
             self.order.revive(idle)
         self._references[block_ids] += 1
@@ -87,8 +93,12 @@ class BlockColumns:
             self._forget(taken[resident], held[resident])
         return taken, held
 
-    def store(self, block_ids: BlockIds, identities: Identities) -> None:
+    def store(
+        self, block_ids: BlockIds, identities: Identities, category: Category | None = None
+    ) -> None:
         """Make full blocks of one chain, held by the caller and without content, hittable."""
+        if self.order.in_turns:
+            self.order.store(block_ids, identities, category)
         self._identity[block_ids] = identities
         if self._first.take(identities).any():
             self._publish(block_ids, identities)
@@ -96,7 +106,11 @@ class BlockColumns:
             self._first[identities] = (block_ids + 1).astype(np.int32)
 
     def store_alike(self, block_ids: BlockIds, identities: Identities) -> None:
-        """`store` for blocks of several chains in order, some of which may have equal content."""
+        """`store` for blocks of several chains in order, some of which may have equal content.
+
+        Not with an order that is `in_turns`.
+        """
+        assert not self.order.in_turns, "its blocks are stored one by one"
         self._identity[block_ids] = identities
         self._publish(block_ids, identities)
 

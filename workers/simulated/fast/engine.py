@@ -23,7 +23,7 @@ import numpy as np
 from workers.simulated.engine import EngineConfig, RequestTooLongError
 from workers.simulated.fast.block_columns import BlockColumns, Identities
 from workers.simulated.fast.decoders import Decoders
-from workers.simulated.fast.free_order import EvictionOrder, LeastRecentlyFreed
+from workers.simulated.fast.free_order import FreeOrder, LeastRecentlyFreed
 from workers.simulated.fast.growth import extend, take_turn, take_turns
 from workers.simulated.fast.request import ActiveChain, ChainRequest
 from workers.simulated.fast.span import (
@@ -50,7 +50,7 @@ class SpanEngine:
     def __init__(
         self,
         config: EngineConfig,
-        order: EvictionOrder | None = None,
+        order: FreeOrder | None = None,
         tier: TierColumns | None = None,
     ) -> None:
         """An empty engine that evicts in this order; None: least recently freed first.
@@ -61,7 +61,7 @@ class SpanEngine:
         self.tier = tier
         self.totals = EngineTotals()
         blocks = config.capacity_blocks
-        self.pool = BlockColumns(blocks, order or LeastRecentlyFreed(blocks))
+        self.pool = BlockColumns(blocks, LeastRecentlyFreed(blocks) if order is None else order)
         self._waiting: deque[ActiveChain] = deque()
         self._decoders = Decoders(config.block_size_tokens)
         self._tail: ActiveChain | None = None  # its prompt is computed in part
@@ -143,7 +143,7 @@ class SpanEngine:
         reached = []
         for active in decoders.pop_ended():
             reached.append(Reached(active.request, first=False, last=True))
-            self.pool.release(active.take_chain())
+            self._release(active, span.end_s)
         self._tail = None
         for active, count in span.batch:
             active.computed_tokens += count
@@ -163,10 +163,15 @@ class SpanEngine:
             if first or last:
                 reached.append(Reached(request, first=first, last=last))
             if last:
-                self.pool.release(active.take_chain())
+                self._release(active, span.end_s)
             else:
                 decoders.join(active)
         return reached
+
+    def _release(self, active: ActiveChain, now_s: float) -> None:
+        """It has ended."""
+        self.pool.order.advance(now_s)
+        self.pool.release(active.take_chain())
 
     def changes(self, now_s: float) -> list[BlockChanges]:
         """Blocks stored and evicted by the steps that have ended by then, since the last call.
@@ -226,7 +231,7 @@ class SpanEngine:
         admissions: list[ChainAdmission] = []
         load_s = 0.0
         if not preempted:
-            admissions, load_s = self._schedule_waiting(budget, batch, changes)
+            admissions, load_s = self._schedule_waiting(now_s, budget, batch, changes)
         if not batch:
             steps = 1 if preempted or self._head_may_hit_more() else self._steps_from_second()
             return self._decode_span(now_s, steps, changes)
@@ -304,7 +309,11 @@ class SpanEngine:
         return budget - count, False
 
     def _schedule_waiting(
-        self, budget: int, batch: list[tuple[ActiveChain, int]], changes: list[Identities]
+        self,
+        now_s: float,
+        budget: int,
+        batch: list[tuple[ActiveChain, int]],
+        changes: list[Identities],
     ) -> tuple[list[ChainAdmission], float]:
         """Admit waiting requests in order while budget, sequence limit and blocks allow.
 
@@ -329,7 +338,9 @@ class SpanEngine:
             waiting.popleft()
             active.rank = self._next_rank
             self._next_rank += 1
-            pool.hold(hit, idle)
+            pool.order.advance(now_s)
+            pool.order.begin(active.request.request_id)
+            pool.hold(hit, idle, active.request.category)
             active.begin(hit, len(hit) + lacking)
             loaded = 0 if tier is None else tier.match(usable[len(hit) :])
             if tier is not None and loaded:

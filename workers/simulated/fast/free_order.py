@@ -1,7 +1,8 @@
 """Which free blocks go next, many at a time. Pure.
 
-What an engine needs of an eviction policy is `EvictionOrder`; `LeastRecentlyFreed` is vLLM's and
-equals `workers.simulated.eviction.LeastRecentlyUsed` block by block.
+What the fast engine needs of an eviction policy is `FreeOrder`. `LeastRecentlyFreed` equals
+`workers.simulated.eviction.lru.LeastRecentlyUsed` block by block; every other policy is the very
+same object for both engines, which `InTurns` makes speak in arrays.
 """
 
 from collections import deque
@@ -10,21 +11,46 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from workers.simulated.eviction.base import Category, EvictionOrder
+from workers.simulated.eviction.belady import Future
+from workers.simulated.eviction.policies import LRU, eviction_order
+
 BlockIds = npt.NDArray[np.intp]
 
 _CHUNK_BLOCKS = 64  # looked at together at least: a numpy call costs as much as this many blocks
 _ENTRIES_PER_BLOCK_MAX = 4  # of the queue, over the capacity, before stale ones are thrown out
 
 
-class EvictionOrder(Protocol):
-    """The free blocks of one instance, in the order of their eviction.
+class FreeOrder(Protocol):
+    """`workers.simulated.eviction.base.EvictionOrder`, of arrays.
 
-    A free block is one that no request holds, resident or empty. `take(n)` must give what n times
-    `take(1)` would, as long as nothing is released or revived in between.
+    Attributes:
+        in_turns: what was stored decides what is taken later, so blocks of several steps must not
+            be taken together.
     """
+
+    in_turns: bool
 
     def __len__(self) -> int:
         """Free blocks."""
+        ...
+
+    def advance(self, now_s: float) -> None:
+        """It is this late."""
+        ...
+
+    def begin(self, request_id: str) -> None:
+        """A request enters the batch."""
+        ...
+
+    def touch(self, block_ids: BlockIds, category: Category | None) -> None:
+        """A request has hit these resident blocks, free or in use."""
+        ...
+
+    def store(
+        self, block_ids: BlockIds, identities: npt.NDArray[np.int64], category: Category | None
+    ) -> None:
+        """Blocks in use hold this content from now on; not told unless `in_turns`."""
         ...
 
     def release(self, block_ids: BlockIds) -> None:
@@ -44,6 +70,63 @@ class EvictionOrder(Protocol):
         ...
 
 
+def free_order(name: str, capacity_blocks: int, future: Future | None = None) -> FreeOrder:
+    """As `workers.simulated.eviction.policies.eviction_order`."""
+    if name == LRU:
+        return LeastRecentlyFreed(capacity_blocks)
+    return InTurns(eviction_order(name, capacity_blocks, future))
+
+
+class InTurns:
+    """A policy that takes blocks one by one, in arrays.
+
+    Attributes:
+        in_turns: it is.
+    """
+
+    in_turns = True
+
+    def __init__(self, order: EvictionOrder) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def advance(self, now_s: float) -> None:
+        """It is this late."""
+        self._order.advance(now_s)
+
+    def begin(self, request_id: str) -> None:
+        """A request enters the batch."""
+        self._order.begin(request_id)
+
+    def touch(self, block_ids: BlockIds, category: Category | None) -> None:
+        """A request has hit these resident blocks."""
+        self._order.touch(block_ids.tolist(), category)
+
+    def store(
+        self, block_ids: BlockIds, identities: npt.NDArray[np.int64], category: Category | None
+    ) -> None:
+        """Blocks in use hold this content from now on."""
+        self._order.store(block_ids.tolist(), identities.tolist(), category)
+
+    def release(self, block_ids: BlockIds) -> None:
+        """Distinct resident blocks became free."""
+        self._order.release(block_ids.tolist())
+
+    def release_empty(self, block_id: int) -> None:
+        """A block without content became free."""
+        self._order.release_empty(block_id)
+
+    def revive(self, block_ids: BlockIds) -> None:
+        """Free resident blocks are in use again."""
+        self._order.revive(block_ids.tolist())
+
+    def take(self, count: int) -> BlockIds:
+        """The next free blocks."""
+        return np.array(self._order.take(count), np.intp)
+
+
 class LeastRecentlyFreed:
     """Empty blocks, then the block freed longest ago, as in vLLM's free-block queue.
 
@@ -51,7 +134,12 @@ class LeastRecentlyFreed:
     its segment and only loses its stamp, so that whoever comes to it passes over it; all places of
     a block before its latest are of that kind. So a release, a revival and a removal of many blocks
     are a few array operations each.
+
+    Attributes:
+        in_turns: it is not: a release decides, whatever is stored meanwhile.
     """
+
+    in_turns = False
 
     def __init__(self, capacity_blocks: int) -> None:
         self._stamps = np.zeros(capacity_blocks, np.int32)  # of the last release; -1: revived
@@ -64,6 +152,20 @@ class LeastRecentlyFreed:
 
     def __len__(self) -> int:
         return self._count
+
+    def advance(self, now_s: float) -> None:
+        """Time does not matter."""
+
+    def begin(self, request_id: str) -> None:
+        """Nor who comes."""
+
+    def touch(self, block_ids: BlockIds, category: Category | None) -> None:
+        """Nor who hits what."""
+
+    def store(
+        self, block_ids: BlockIds, identities: npt.NDArray[np.int64], category: Category | None
+    ) -> None:
+        """Nor what is stored."""
 
     def release(self, block_ids: BlockIds) -> None:
         """Resident blocks became free, the one to evict first coming first. The array is kept."""

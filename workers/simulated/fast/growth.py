@@ -27,7 +27,7 @@ def extend(
     start, full = active.stored_blocks, end_tokens // block_size_tokens
     if full > start:
         stored = active.request.blocks[start:full]
-        pool.store(active.held[start:full], stored)
+        pool.store(active.held[start:full], stored, active.request.category)
         active.stored_blocks = full
         changes.append(stored)
 
@@ -36,7 +36,7 @@ def take_turn(pool: BlockColumns, active: ActiveChain, *, fills: bool) -> list[i
     """A decoding request fills its last block or takes one more; returns the changes."""
     if fills:
         identity = active.unstored.pop()
-        pool.store(np.array(active.grown[-1:]), np.array([identity]))
+        pool.store(np.array(active.grown[-1:]), np.array([identity]), active.request.category)
         return [identity]
     taken, evicted = pool.allocate(1)
     active.grown.append(int(taken[0]))
@@ -50,8 +50,11 @@ def take_turns(
     """All turns of the steps with offsets first .. last - 1: changes, and the offset of each.
 
     Blocks are taken together before any is stored, which comes to the same: what one step stores is
-    held, so no later step evicts it.
+    held, so no later step evicts it. Where it matters to the order what has been stored, every turn
+    is on its own.
     """
+    if pool.order.in_turns:
+        return _take_turns_apart(pool, decoders, first, last)
     taken: list[int] = []
     evicted: list[int] = []
     if needed := decoders.blocks_needed(first, last):
@@ -74,4 +77,16 @@ def take_turns(
         place += 1
     if filled:
         pool.store_alike(np.array(filled), np.array(names))
+    return signed, offsets
+
+
+def _take_turns_apart(
+    pool: BlockColumns, decoders: Decoders, first: int, last: int
+) -> tuple[list[int], list[int]]:
+    signed: list[int] = []
+    offsets: list[int] = []
+    for offset, fills, active in decoders.turns(first, last):
+        changed = take_turn(pool, active, fills=fills)
+        signed += changed
+        offsets += [offset] * len(changed)
     return signed, offsets

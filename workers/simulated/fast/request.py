@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workers.simulated.eviction.base import Category
 from workers.simulated.fast.block_columns import Identities
 from workers.simulated.fast.free_order import BlockIds
 
@@ -26,6 +27,7 @@ class ChainRequest:
     prompt_tokens: int
     output_tokens: int
     blocks: Identities
+    category: Category | None = None
 
     @property
     def held_tokens(self) -> int:

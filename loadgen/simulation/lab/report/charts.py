@@ -123,7 +123,7 @@ def _imbalance(places: dict[float, list[Cell]], rank: dict[str, int], identity: 
 def _goodput(places: dict[float, list[Cell]], rank: dict[str, int], identity: str) -> Chart:
     """Over the load, with the offered rate as a line to stay close to."""
     loads = list(places)
-    offered = [places[load][0].mean("offered_rps") for load in loads]
+    offered = [places[load][0].mean("arriving_rps") for load in loads]
     traces: list[Trace] = [
         {
             "type": "scatter",
@@ -154,9 +154,9 @@ def _goodput(places: dict[float, list[Cell]], rank: dict[str, int], identity: st
         heading="Goodput against load",
         explanation=(
             "Requests a second that met the SLO, over the offered load as a share of capacity. "
-            "Higher is better; the dotted line is what was offered. Sessions that wait for answers "
-            "may send fewer in the measured window, or more: what missed the SLO is in the table. "
-            "Bars are the standard deviation over seeds."
+            "Higher is better; the dotted line is what was to arrive in the measured window. Where "
+            "answers take longer than the workload assumes follow-ups are late, and fewer arrive a "
+            "second. Bars are the standard deviation over seeds."
         ),
         layout={
             "xaxis": {"title": {"text": "load (% of capacity)"}, "tickvals": _percents(loads)},

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from statistics import fmean
 
 from rich import box
 from rich.markup import escape
@@ -18,11 +17,12 @@ from loadgen.simulation.lab.report.tables import (
     comparison,
     overview,
     percent,
+    rates,
     signed_percent,
     telling,
 )
 
-_LEFT_OUT = ("tpot_p50_s", "tpot_p95_s", "requests", "slo_ratio")
+_LEFT_OUT = ("tpot_p50_s", "tpot_p95_s", "requests", "slo_ratio", "ttft_drift")
 """A table of more columns fits no terminal; the page has them."""
 
 _COLUMNS = tuple(column for column in COLUMNS if column.figure not in _LEFT_OUT)
@@ -44,8 +44,7 @@ def console_comparison(workload: str, load: float, cells: Sequence[Cell]) -> Tab
     seeds = max(len(cell.runs) for cell in cells)
     table = Table(
         title=escape(
-            f"{workload}, load {percent(load)} ({fmean(c.mean('offered_rps') for c in cells):.3g} "
-            f"requests/s), {cells[0].shape.label}, "
+            f"{workload}, load {percent(load)} ({rates(cells)}), {cells[0].shape.label}, "
             f"{'1 seed' if seeds == 1 else f'mean of {seeds} seeds'}; times in ms, % "
             f"against {BASELINE}"
         ),

@@ -4,7 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from loadgen.simulation.lab.report.cells import BASELINE, Cell, Matrix
 from loadgen.simulation.lab.report.claims import Judged
-from loadgen.simulation.lab.report.tables import comparison, percent, signed_percent, telling
+from loadgen.simulation.lab.report.tables import (
+    comparison,
+    percent,
+    rates,
+    signed_percent,
+    telling,
+)
 
 
 def markdown_tables(matrix: Matrix, judged: Sequence[Judged]) -> str:
@@ -20,9 +26,8 @@ def markdown_tables(matrix: Matrix, judged: Sequence[Judged]) -> str:
             for load in matrix.loads(workload):
                 cells = matrix.at(workload, load, shape)
                 if cells:
-                    rate = sum(cell.mean("offered_rps") for cell in cells) / len(cells)
                     parts.append(
-                        f"### {workload}, load {percent(load)} ({rate:.3g} requests/s), "
+                        f"### {workload}, load {percent(load)} ({rates(cells)}), "
                         f"{shape.label}\n\n{_comparison(cells)}"
                     )
     return "\n\n".join(parts) + "\n"

@@ -19,6 +19,7 @@ from loadgen.simulation.lab.report.tables import (
     comparison,
     overview,
     percent,
+    rates,
     signed_percent,
     telling,
 )
@@ -122,7 +123,7 @@ def _workload(matrix: Matrix, workload: str, identity: str) -> dict[str, Any]:
         "tables": [
             {
                 "load": percent(load),
-                "offered_rps": cells[0].mean("offered_rps"),
+                "rates": rates(cells),
                 "columns": telling(cells),
                 "rows": comparison(cells, telling(cells)),
             }

@@ -1,6 +1,8 @@
 """The lab's runs as JSON, `{"runs": [{"workload", "load", "policy", ...}, ...]}`, in seconds.
 
-A figure nothing was measured of is null. A run per line, so that two summaries can be compared.
+Where eviction policies were compared, `"eviction": [{"workload", "cache_blocks", "policy",
+"hit_ratio", "queued_ttft_mean_s", ...}, ...]` says over all seeds what that gave. A figure nothing
+was measured of is null. A run per line, so that two summaries can be compared.
 """
 
 import json
@@ -14,6 +16,7 @@ import pydantic
 
 from loadgen.errors import RecordsError
 from loadgen.simulation.lab.figures import RunFigures
+from loadgen.simulation.lab.report.evictions import EvictionRow, eviction_rows
 
 _RUNS: Final = pydantic.TypeAdapter(list[RunFigures])
 _DIGITS = 6  # of a number; more is noise, and files of a thousand runs are read by people
@@ -21,8 +24,16 @@ _DIGITS = 6  # of a number; more is noise, and files of a thousand runs are read
 
 def summary_json(runs: Sequence[RunFigures]) -> str:
     """All runs, in the order given."""
-    lines = [json.dumps(_plain(asdict(run)), allow_nan=False) for run in runs]
-    return '{"runs": [\n' + ",\n".join(lines) + "\n]}\n"
+    tables: dict[str, Sequence[RunFigures | EvictionRow]] = {}
+    if len({run.eviction for run in runs}) > 1:
+        tables["eviction"] = eviction_rows(runs)
+    tables["runs"] = runs
+    return "{" + ",\n".join(f'"{name}": {_lines(of)}' for name, of in tables.items()) + "}\n"
+
+
+def _lines(rows: Sequence[RunFigures | EvictionRow]) -> str:
+    lines = [json.dumps(_plain(asdict(row)), allow_nan=False) for row in rows]
+    return "[\n" + ",\n".join(lines) + "\n]"
 
 
 def write_summary(path: Path, runs: Sequence[RunFigures]) -> None:

@@ -82,6 +82,7 @@ COLUMNS = (
     Column(
         label="imbalance, max/mean (x)", short="max/ mean", figure="imbalance", digits=2, better=-1
     ),
+    Column(label="TTFT, second half / first (x)", short="2nd/ 1st", figure="ttft_drift", digits=2),
     Column(label="requests", short="requests", figure="requests", digits=0),
     Column(label="lost", short="lost", figure="lost", digits=0, better=-1),
 )
@@ -121,6 +122,17 @@ class Row:
     series: str
     variant: str
     entries: tuple[Entry, ...]
+
+
+def rates(cells: Sequence[Cell]) -> str:
+    """What was asked of the fleet, in words: nominally, in the window, and whether steadily."""
+    nominal = fmean(cell.mean("offered_rps") for cell in cells)
+    arriving, drift = (cells[0].mean(name) for name in ("arriving_rps", "arriving_drift"))
+    text = f"{nominal:.3g} requests/s"
+    if not isfinite(arriving):
+        return text
+    steady = f", {signed_percent(drift - 1)} in its second half" if isfinite(drift) else ""
+    return f"{text}; in the window {arriving:.3g}{steady}"
 
 
 def telling(cells: Sequence[Cell], columns: Sequence[Column] = COLUMNS) -> list[Column]:

@@ -5,7 +5,7 @@ import contextlib
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -78,6 +78,15 @@ async def test_a_connection_whose_client_was_slow_reads_its_next_answer() -> Non
 
         def write(self, chunks: bytes) -> bool:
             return bool(chunks)
+
+        is_full = False  # before
+
+        @property
+        def send(self) -> Callable[[bytes], object]:
+            return self.write
+
+        def on_full(self, full: Callable[[], None] | None) -> None:
+            del full
 
         async def drain(self) -> None:
             raise AssertionError("the answer has ended")

@@ -15,7 +15,6 @@ from router.instances.http_wire import (
     chunk,
     parse_head,
     request_head,
-    whole_chunk,
 )
 
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
@@ -37,18 +36,6 @@ def test_a_chunked_body_is_the_same_however_it_is_cut(
     assert decoder.surplus
 
 
-@given(PAYLOADS, st.binary(max_size=6))
-def test_what_passes_as_one_whole_chunk_is_one(payloads: list[bytes], more: bytes) -> None:
-    """The short way and the decoder agree on payload and on where the next chunk begins."""
-    data = b"".join(map(chunk, payloads)) + more
-    size = whole_chunk(data)
-    assert (size > 0) == (len(payloads) == 1 and not more)
-    if size:
-        decoder = ChunkedDecoder()
-        assert decoder.feed(data) == data[-2 - size : -2] == payloads[0]
-        assert decoder.between_chunks
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -59,7 +46,6 @@ def test_what_passes_as_one_whole_chunk_is_one(payloads: list[bytes], more: byte
 )
 def test_what_is_not_chunked_is_refused(data: bytes) -> None:
     """Sizes are digits, lines are short, and a chunk ends where it was told to."""
-    assert not whole_chunk(data)
     with pytest.raises(BadAnswer):
         ChunkedDecoder().feed(data)
 

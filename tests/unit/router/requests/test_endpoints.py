@@ -108,6 +108,17 @@ def call(path: str, body: Any, **headers: str) -> ApiCall:
             OpaquePrompt(pieces=("q", "a", "{'text': 'b'}"), texts_bytes=15),
         ),
         ("/v2/rerank", {"query": "q"}, RequestInvalid),
+        (
+            "/generative_scoring",
+            {"query": "q", "items": ["a", "b"]},
+            OpaquePrompt(pieces=("q", "a", "b"), texts_bytes=3),
+        ),
+        (
+            "/cohere/v2/chat",
+            {"messages": [USER], "documents": ["d"]},
+            OpaquePrompt(pieces=('[["d"], null]', "user", "hi"), texts_bytes=15),
+        ),
+        ("/cohere/v2/chat", {"message": "hi"}, RequestInvalid),
         ("/tokenize", {"prompt": "x"}, OpaquePrompt(pieces=())),
         ("/detokenize", {"tokens": [1]}, OpaquePrompt(pieces=())),
         (

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
+from router.headers import CATEGORY
 from router.requests.api_call import ApiCall
 from router.requests.endpoints import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, parse
 from router.requests.rewriting import Rewriting
@@ -18,6 +20,13 @@ ASKS = Rewriting(inject_usage=True)
 def call(body: bytes, endpoint: Endpoint = COMPLETIONS, **headers: str) -> ApiCall:
     """As received."""
     return parse(endpoint, body, headers, request_id="r")
+
+
+def _chat(turns: int) -> bytes:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * turns
+    return json.dumps(
+        {"model": "m", "messages": [*messages, {"role": "user", "content": "z"}]}
+    ).encode()
 
 
 @pytest.mark.parametrize(
@@ -146,3 +155,24 @@ def test_by_default_nothing_is_changed() -> None:
     """The very same call."""
     made = call(b'{"model":"al","prompt":"x","stream":true}')
     assert Rewriting().apply(made) is made
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "headers", "told"),
+    [
+        (CHAT, _chat(0), {}, ["chat:0"]),
+        (CHAT, _chat(3), {}, ["chat:3"]),
+        (CHAT, _chat(20), {}, ["chat:8"]),
+        (COMPLETIONS, b'{"model":"m","prompt":"x"}', {"x-timestable-turn": "2"}, ["text:2"]),
+        (CHAT, _chat(1), {"X-Timestable-Category": "search:1"}, ["search:1"]),
+        (ENDPOINTS["/v1/embeddings"], b'{"model":"m","input":"x"}', {}, []),
+    ],
+)
+def test_engines_are_told_type_and_turn(
+    endpoint: Endpoint, body: bytes, headers: dict[str, str], told: list[str]
+) -> None:
+    """Of what generates, in a header, unless the client says better; the body stays as it is."""
+    made = parse(endpoint, body, CIMultiDict(headers), request_id="r")
+    changed = Rewriting(tell_category=True).apply(made)
+    assert [value for name, value in changed.headers if name.lower() == CATEGORY] == told
+    assert changed.body == body

@@ -1,0 +1,1 @@
+"""Tables and page of the trace analysis."""
