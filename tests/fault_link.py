@@ -131,6 +131,11 @@ class FaultLink(DeadlineLink):
         """As of the link inside."""
         return self._inner.scan(anchor, pattern)
 
+    @property
+    def has_all_keys(self) -> bool:
+        """See `Link`."""
+        return self._inner.has_all_keys
+
     def server_of(self, key: str) -> str | None:
         """As of the link inside."""
         return self._inner.server_of(key)
