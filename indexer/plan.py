@@ -81,7 +81,7 @@ def plan(
         block_size_tokens=config.block_size_tokens,
         partitions=config.partitions,
         bucket_bits=bucket_bits(config, caches[0]),
-        epoch=secrets.randbits(64),
+        epoch=0,  # each founding draws its own
     )
     ranks = tuple(
         RankPlan(

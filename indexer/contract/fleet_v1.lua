@@ -78,7 +78,7 @@ end
 
 -- create: found the fleet, or tell what it is. The first caller fixes the shape.
 -- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances; ARGV model scope, block size, partitions,
--- bucket bits, epoch (8 bytes, drawn by the caller), ttl_s.
+-- bucket bits, epoch (8 bytes, drawn by the caller for this call), ttl_s.
 -- Returns {model scope, block size, partitions, bucket bits, epoch}. O(1).
 local function create(keys, args)
   if redis.call('EXISTS', keys[1]) == 0 then
@@ -91,8 +91,10 @@ local function create(keys, args)
   if redis.call('EXISTS', keys[2]) == 0 then
     if keys[3] then redis.call('DEL', keys[3]) end  -- without its counters none of them has a slot
     forget_routers(keys[2])
+    -- Membership goes on from what was drawn: counted from one it could come, within an epoch, to the
+    -- same number with other instances, and routers would keep the former ones.
     redis.call('SETRANGE', keys[2], 0,
-      'TS1\0' .. struct.pack('<I4', 1) .. fleet[5] .. struct.pack('<I4', tonumber(fleet[3]))
+      'TS1\0' .. string.sub(args[5], 1, 4) .. fleet[5] .. struct.pack('<I4', tonumber(fleet[3]))
       .. string.rep('\0', 12))
   end
   redis.call('EXPIRE', keys[1], args[6])

@@ -1,6 +1,8 @@
 """How a fleet begins: with its record, and without what an earlier one has left."""
 
 import asyncio
+import secrets
+from dataclasses import replace
 from typing import Final
 
 from indexer.contract import fleet_functions, functions, index_functions, keys
@@ -13,11 +15,14 @@ UNLINK_KEYS_MAX: Final = 1000
 
 
 async def find_or_found(redis: Link, founding: FleetRecord, lease: SweeperLease) -> FleetRecord:
-    """Join a fleet's record, or found the fleet with `founding`.
+    """Join a fleet's record, or found the fleet with `founding` and an epoch drawn now.
 
     The index outlives the record, so a founder first clears away what an
     earlier fleet of the same name has left: its blocks would be credited to the new instances.
+    It may have founded that one, too: with the same epoch again, routers would take the instances
+    of then for those of now, and a sidecar another's slot for its own.
     """
+    founding = replace(founding, epoch=secrets.randbits(64))
     while not await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
         if not await lease.hold():
             await asyncio.sleep(FOUNDING_POLL_S)
