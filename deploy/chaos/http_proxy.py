@@ -54,7 +54,7 @@ class EngineProxy:
 
     Attributes:
         hits: requests a fault was done to.
-        hit_ids: `x-request-id` of those.
+        hit_ids: `x-request-id` of those, and of those under way when it begins to refuse.
     """
 
     def __init__(self, target_url: str, *, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -66,6 +66,7 @@ class EngineProxy:
         self._site: web.TCPSite | None = None
         self.hits: Counter[Fault] = Counter()
         self.hit_ids: set[str] = set()
+        self._under_way: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
@@ -102,6 +103,7 @@ class EngineProxy:
         if fault is Fault.REFUSE and self._site is not None:
             await self._site.stop()
             self._site = None
+            self.hit_ids |= set(+self._under_way)
             for connection in self._connections():
                 _reset(connection)
         elif fault is not Fault.REFUSE and self._site is None:
@@ -118,6 +120,14 @@ class EngineProxy:
         self._port = self._runner.addresses[-1][1]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        request_id = request.headers.get("x-request-id", "")
+        self._under_way[request_id] += 1
+        try:
+            return await self._answer(request)
+        finally:
+            self._under_way[request_id] -= 1
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         fault = self._fault if request.path.endswith("/completions") else None
         body = await request.read()
         if fault is not None:

@@ -118,6 +118,23 @@ async def test_a_proxy_refuses_and_listens_again_on_its_port() -> None:
             assert await answer.read() == b"".join(CHUNKS)
 
 
+async def test_a_proxy_that_begins_to_refuse_knows_whom_it_cut_off() -> None:
+    """A stream under way then breaks, and is no fault of a router."""
+    async with proxied() as (_, proxy, client):
+        async with client.post(
+            proxy.url + PATH, json={}, headers={"x-request-id": "done"}
+        ) as answer:
+            await answer.read()
+        async with client.post(
+            proxy.url + PATH, json={}, headers={"x-request-id": "r-1"}
+        ) as answer:
+            await answer.content.readany()
+            await proxy.set_fault(Fault.REFUSE)
+            with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientOSError)):
+                await answer.read()
+        assert proxy.hit_ids == {"r-1"}
+
+
 async def test_a_proxy_that_hangs_goes_on_when_told() -> None:
     """The request is answered as ever once the fault is lifted."""
     async with proxied() as (engine, proxy, client):

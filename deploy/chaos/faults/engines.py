@@ -26,12 +26,13 @@ class UpstreamFault(FaultCase):
         passed_on = frozenset({status}) if status not in TRIED_ELSEWHERE else frozenset()
         if self.fault is Fault.HANG:
             passed_on = frozenset({504})  # a timeout is not tried elsewhere, by design
-        if passed_on or self.fault is Fault.RESET_MID_STREAM:
+        breaks_off = self.fault in {Fault.RESET_MID_STREAM, Fault.REFUSE}
+        if passed_on or breaks_off:
             await fleet.excuse_instance(
                 f"the engine's own {self.fault.value}",
                 PROXIED,
                 statuses=passed_on,
-                broken=self.fault is Fault.RESET_MID_STREAM,
+                broken=breaks_off,
                 request_ids=fleet.engine_way.hit_ids,
             )
         await fleet.engine_way.set_fault(self.fault)
