@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from listening import listening
 
 
 @dataclass
@@ -34,14 +35,8 @@ class HoldingEngine:
         """Listen on a free port."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{tail:.*}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with listening(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path_qs}")

@@ -13,6 +13,7 @@ import redis.asyncio
 from aiohttp import web
 from builders import make_fleet_record, make_heartbeat, make_instance
 from fleets import until
+from listening import listening
 from multidict import CIMultiDict
 
 from indexer.contract import fleet_functions, functions, index_functions, keys
@@ -83,15 +84,8 @@ class FakeEngine:
         """Listen on a free port."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/{tail:.*}", self.answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with listening(app, cancels=True) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 async def stream_all(_: FakeEngine, request: web.Request) -> web.StreamResponse:

@@ -58,7 +58,8 @@ STORED_RESPONSES: Final = Endpoint(
 """Answers that engines hold, by id: read, followed, cancelled."""
 
 REALTIME: Final = Endpoint(path="/v1/realtime", parse=parse_websocket, methods=("GET",))
-"""A WebSocket, at any path that is not in the table. vLLM 0.32 has one: speech to text."""
+"""The WebSocket that vLLM 0.32 has: speech to text. Elsewhere the wish for one is not passed on: an
+engine that did not heed it would answer a request whose model nobody has checked."""
 
 ENGINE_ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """What changes an engine for everybody. Passed on, it would change whichever one was chosen, and be
@@ -108,7 +109,7 @@ def endpoint_of(method: str, path: str, *, upgrades: bool = False) -> Endpoint:
     """
     known = ENDPOINTS.get(path)
     if known is None:
-        if upgrades and method == "GET":
+        if upgrades and method == "GET" and path == REALTIME.path:
             return REALTIME
         return STORED_RESPONSES if is_of_stored(method, path) else OTHER
     return known

@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from listening import listening
 from waiting import until, until_equal
 
 from deploy.chaos.clock import MovableClock, unavailable_reason
@@ -56,14 +57,12 @@ async def proxied() -> AsyncIterator[tuple[Engine, EngineProxy, aiohttp.ClientSe
         return web.Response(text="well")
 
     app.router.add_get("/health", health)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with EngineProxy(url) as proxy, aiohttp.ClientSession() as client:
+    async with (
+        listening(app, cancels=True) as url,
+        EngineProxy(url) as proxy,
+        aiohttp.ClientSession() as client,
+    ):
         yield engine, proxy, client
-    await runner.cleanup()
 
 
 async def test_a_proxy_without_a_fault_passes_everything() -> None:

@@ -13,6 +13,7 @@ import pytest
 import redis.asyncio
 from aiohttp import web
 from fleets import chain, store
+from listening import listening
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import REGISTRY
 from router_edge import PROMPT, FakeEngine, completion, edge, failing, hang_up, stream_all
@@ -71,14 +72,8 @@ async def collecting(status: int = 200) -> AsyncIterator[Collector]:
     collector = Collector(status)
     app = web.Application()
     app.router.add_post("/v1/traces", collector.take)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    collector.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with listening(app) as collector.url:
         yield collector
-    finally:
-        await runner.cleanup()
 
 
 def attributes(span: Any) -> dict[str, Any]:

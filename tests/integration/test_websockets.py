@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 from fleets import reserved
+from listening import listening
 from raw_engine import RawEngine, connection, headers_of
 from router_edge import Edge, edge
 from waiting import until, until_equal
@@ -54,14 +55,8 @@ class TalkingEngine:
         """Listen on a free port."""
         app = web.Application()
         app.router.add_get("/v1/realtime", self._talk)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with listening(app, cancels=True) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _talk(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request)
@@ -281,6 +276,7 @@ async def test_an_engine_that_does_not_listen_holds_its_client_back(
         (["lora"], PATH, 403),
         (["lora"], "/v1/realtime?model=lora", 400),
         (["m"], "/v1/load_lora_adapter?model=m", 403),
+        (["m"], "/v1/files?model=m", 403),
     ],
 )
 async def test_a_key_opens_what_it_is_for(

@@ -1,22 +1,18 @@
 """Real vLLM with the workload-aware order of eviction, against the same vLLM without it."""
 
-import json
-import os
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
 
+from tests.vllm.driving import driven
 from tests.vllm.plugin_path import plugin_path
 from tests.vllm.prompts import Prompts
-from tests.vllm.settings import BLOCK, MODEL, ROOT, VLLM_PYTHON
+from tests.vllm.settings import BLOCK, MODEL
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
-DRIVER_S: Final = 400.0
 CAPACITY_BLOCKS: Final = 48
 """A third of what passes between two visits of a session."""
 
@@ -74,23 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "requests": workload(),
     }
     path = plugin_path(tmp_path_factory.mktemp("plugins"))
-    process = subprocess.Popen(
-        [str(VLLM_PYTHON), str(ROOT / "tests/vllm/eviction_driver.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    try:
-        output, errors = process.communicate(json.dumps(wanted), timeout=DRIVER_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, errors[-3000:]
-    results: list[dict[str, Any]] = json.loads(output.splitlines()[-1])
+    results: list[dict[str, Any]] = driven("eviction_driver.py", wanted, python_path=path)
     return results
 
 

@@ -1,18 +1,15 @@
 """The simulated engine does what a real one does, step by step: what it stores, evicts and hits."""
 
 import itertools
-import json
-import os
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-from tests.vllm.settings import MODEL, VLLM_PYTHON
+from tests.vllm.driving import driven
+from tests.vllm.settings import MODEL
 from tests.vllm.step_scenarios import SCENARIOS, Scenario
 from workers.simulated.cost_model import CostModel
 from workers.simulated.engine import Engine, EngineConfig
@@ -20,9 +17,6 @@ from workers.simulated.kv_events import BlocksRemoved, BlocksStored, KvEvent
 from workers.simulated.request import Request, pack_tokens, unpack_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
-
-DRIVER_S: Final = 400.0
-"""Imports take 20 s on two idle cores, minutes on busy ones."""
 
 AHEAD = ("one after another", "at once")
 """Scenarios that are also run with vLLM's default on GPUs, a step scheduled ahead."""
@@ -91,23 +85,7 @@ def real_stories() -> list[Story]:
         "scenarios": [one.as_json() for one in SCENARIOS.values()],
         "ahead": [SCENARIOS[name].as_json() for name in AHEAD],
     }
-    command = [str(VLLM_PYTHON), str(MODEL.parents[2] / "tests/vllm/step_driver.py")]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(json.dumps(wanted), timeout=DRIVER_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, errors[-3000:]
-    results = json.loads(output.splitlines()[-1])
+    results = driven("step_driver.py", wanted)
     scenarios = [*SCENARIOS.values(), *(SCENARIOS[name] for name in AHEAD)]
     return [real_story(steps, one) for steps, one in zip(results, scenarios, strict=True)]
 
