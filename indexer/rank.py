@@ -13,7 +13,7 @@ from indexer.checkpoint_keeper import CheckpointKeeper
 from indexer.contract.functions import REDIS_WEATHER
 from indexer.contract.identifiers import BlockHash
 from indexer.contract.limits import INSTANCE_LEASE_TTL_S
-from indexer.contract.records import FleetRecord, HeartbeatReply, IndexCounters, SlotFlag
+from indexer.contract.records import FleetRecord, HeartbeatReply, IndexCounters, SlotFlag, TooLate
 from indexer.draining import Drain, RankLoad, obeyed
 from indexer.engine.engine_metrics import EngineSample
 from indexer.follower import Follower
@@ -42,7 +42,8 @@ class Rank:
     ended. So it asks before it renews: the ring, or where there is none its own socket, because ZMQ
     keeps in order what has come, up to a bound, and drops only what is newer: once the queue was
     seen empty nothing is missing that a later batch would not show as a gap. Only if it was full
-    the newest may be missing unseen, and then every block is doubted.
+    the newest may be missing unseen, and then every block is doubted. What the answer took back
+    must have left the index, too, before the lease makes it count again.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Rank:
         self._sure_s = time.clock_gettime(BOOT_CLOCK)  # when the events were surely followed
         self._was_unsure = False
         self._is_quiet = False
-        self._heard_s: float | None = None  # Redis time of the last heartbeat
+        self._redis_ahead_s: float | None = None  # Redis time minus the clock of `_sure_s`
         self._sleep_level: int | None = None
 
     def published(self) -> list[BlockHash]:
@@ -143,6 +144,9 @@ class Rank:
         if not self._is_sure():
             self._renewing(False, "events may have been missed")
             return
+        if self.publisher.is_stale:
+            self._renewing(False, "blocks that are gone are still in the index")
+            return
         is_draining = self._drain.is_draining
         state = self._drain.flags()
         counters = None
@@ -159,9 +163,10 @@ class Rank:
             completeness_ratio=self._completeness_ratio(),
         )
         begun_s, sent_s = time.clock_gettime(BOOT_CLOCK), time.monotonic()
+        known_s = None if self._redis_ahead_s is None else begun_s + self._redis_ahead_s
         try:
             reply = await self.publisher.membership.heartbeat(
-                state, index, counters, self._awaited.ended(holdings.table)
+                state, index, counters, self._awaited.ended(holdings.table), known_s
             )
         except REDIS_WEATHER as error:
             self._telemetry.redis_failures.labels("heartbeat").inc()
@@ -169,6 +174,11 @@ class Rank:
             return
         if reply is None:
             self._renewing(False, "the slot is lost")
+            return
+        self._redis_ahead_s = reply.now_s - begun_s
+        if isinstance(reply, TooLate):
+            self._note_late(reply.now_s - (known_s or 0.0))
+            self._renewing(False, "the heartbeat came too late")
             return
         self._sure_s = begun_s
         self._renewing(True, "")
@@ -190,29 +200,29 @@ class Rank:
             if starts_over:
                 self.follower.resync("notices")
         self.publisher.offer(self._room.hear(reply.budget_blocks, table), None)
-        heard_s, self._heard_s = self._heard_s, reply.now_s
-        if heard_s is not None and reply.now_s - heard_s > INSTANCE_LEASE_TTL_S:
-            self._note_late(reply.now_s - heard_s)  # one that no clock of this machine shows
 
     # -- what keeps a lease from being renewed ----------------------------------------------------
 
     def _is_sure(self) -> bool:
-        """Whether the holdings are known to be up to date; else that is being asked."""
-        if self.follower.is_sure:
-            now_s = time.clock_gettime(BOOT_CLOCK)
-            if self._was_unsure:
-                self._sure_s = now_s  # it has just been answered
-            elif now_s - self._sure_s > INSTANCE_LEASE_TTL_S:
-                self._note_late(now_s - self._sure_s)
-        self._was_unsure = not self.follower.is_sure
-        return not self._was_unsure
+        """Whether the holdings are known to be up to date; else that is being asked.
+
+        What is asked when a lease has ended is asked then, whatever else is being waited for: an
+        answer that was under way when this process stood still knows nothing of that time.
+        """
+        since_s = time.clock_gettime(BOOT_CLOCK) - self._sure_s
+        if since_s > INSTANCE_LEASE_TTL_S:
+            self._note_late(since_s)
+        is_sure = self.follower.is_sure
+        if is_sure and self._was_unsure:
+            self.publisher.expect_removals()
+        self._was_unsure = not is_sure
+        return is_sure
 
     def _note_late(self, since_s: float) -> None:
         """The lease has ended since it was last renewed, whatever kept us from it."""
         self._telemetry.late_renewals.labels(self._label).inc()
         self._log.warning("lease_had_ended", since_s=round(since_s, 3))
         self._sure_s = time.clock_gettime(BOOT_CLOCK)  # told once for each lease that ends
-        self._heard_s = None  # the next heartbeat comes as late, and that is known
         self.follower.check()
 
     def stop_renewing(self) -> None:

@@ -102,6 +102,7 @@ def make_heartbeat(
     index: IndexCounters | None = None,
     counters: EngineCounters | None,
     stored: Sequence[BlockHash] = (),
+    known_s: float | None = None,
 ) -> Call:
     """A heartbeat of an instance that is awake; of nothing known, unless told."""
     index = index or IndexCounters(blocks=0, completeness_ratio=0.0)
@@ -113,4 +114,5 @@ def make_heartbeat(
         index=index,
         counters=counters,
         stored=stored,
+        known_s=known_s,
     )

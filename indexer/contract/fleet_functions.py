@@ -25,6 +25,7 @@ from indexer.contract.records import (
     HeartbeatReply,
     IndexCounters,
     SlotFlag,
+    TooLate,
 )
 
 _UNDECODED: Final = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
@@ -158,6 +159,7 @@ def heartbeat(
     index: IndexCounters,
     counters: EngineCounters | None,
     stored: Sequence[BlockHash] = (),
+    known_s: float | None = None,
 ) -> Call:
     """Renew an instance's lease and publish its counters; see `heartbeat_reply`.
 
@@ -170,6 +172,7 @@ def heartbeat(
         counters: its engine's; None when the engine's metrics are not known.
         stored: of the blocks awaited on the slot those that its engine has stored; at most
             AWAITED_PER_HEARTBEAT_MAX.
+        known_s: Redis time at which this was true; a lease later it is refused. None: whenever.
     """
     args: tuple[bytes | str | int | float, ...] = (
         slot,
@@ -182,6 +185,7 @@ def heartbeat(
         round(index.completeness_ratio * 1_000_000),
         keys.ledger(fleet.fleet_id, RouterId("")),
         b"".join(stored),
+        "" if known_s is None else known_s,
     )
     if counters is not None:
         kv_usage_millionths = round(counters.kv_usage_ratio * 1_000_000)
@@ -192,10 +196,18 @@ def heartbeat(
     return Call("ts1_heartbeat", (*anchors, *mail), args)
 
 
-def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | None:
+def heartbeat_reply(reply: Sequence[Any]) -> HeartbeatReply | TooLate | None:
     """Decode what `heartbeat` returned; None when the slot is lost."""
     if not reply:
         return None
+    try:
+        seconds, microseconds = reply
+    except ValueError:
+        return _renewed(reply)
+    return TooLate(now_s=int(seconds) + int(microseconds) / 1e6)
+
+
+def _renewed(reply: Sequence[Any]) -> HeartbeatReply:
     requests, tokens, budget_blocks, seconds, microseconds, notices, awaited, ended, instances = (
         reply
     )

@@ -65,11 +65,13 @@ end
 -- KEYS[1] fleet, KEYS[2] counters, KEYS[3] instances, KEYS[4] notices, KEYS[5] budgets, KEYS[6]
 -- what is awaited on the slot; ARGV slot, generation, epoch (8 bytes), lease_ttl_s, ttl_s, state
 -- flags (DRAINING, SLEEPING), index blocks, completeness in millionths, ledger key prefix, hashes of
--- awaited blocks that the engine has stored, then running, waiting, KV$ usage in millionths (absent
+-- awaited blocks that the engine has stored, Redis time at which all this was true or '', then running, waiting, KV$ usage in millionths (absent
 -- when the engine's metrics are not known).
 -- Returns {reserved requests, reserved prefill tokens, budget in blocks or -1, seconds,
 -- microseconds, {notices}, hashes still awaited, prefills ended, instances of the fleet}, or {}
--- when the slot is no longer this instance's: it must join again and publish its whole table.
+-- when the slot is no longer this instance's: it must join again and publish its whole table; or
+-- {seconds, microseconds} and nothing is renewed when what it tells was true more than a lease ago:
+-- the sidecar stood still on the way, and the lease of what it knows has ended.
 -- O(notices + awaited), at most NOTICES_PER_SLOT_MAX and AWAITED_PER_HEARTBEAT_MAX.
 local function heartbeat(keys, args)
   local slot, generation = tonumber(args[1]), tonumber(args[2])
@@ -79,16 +81,18 @@ local function heartbeat(keys, args)
     or bit.band(record[FLAGS], CLOSING) ~= 0 then return {} end
   local notices = read_or_delete('LRANGE', keys[4], 0, -1) or {}
   local told = read_or_delete('HGET', keys[5], args[1]) or ''
+  local t = redis.call('TIME')
   local now = now_s()
+  if args[11] ~= '' and now - tonumber(args[11]) > tonumber(args[4]) then return {t[1], t[2]} end
   record[FLAGS] = bit.bor(USED, tonumber(args[6]))
   record[LEASE] = now + tonumber(args[4])
   record[INDEX_BLOCKS], record[COMPLETENESS] = tonumber(args[7]), tonumber(args[8])
   local computed, ended, awaited = take_computed(keys[6], args[9], args[10], slot, generation)
   if computed > record[TOKENS] then count_clamped(keys[2]) end
   record[TOKENS] = math.max(0, record[TOKENS] - computed)
-  if args[11] then
-    record[RUNNING], record[WAITING] = tonumber(args[11]), tonumber(args[12])
-    record[KV_USAGE] = tonumber(args[13])
+  if args[12] then
+    record[RUNNING], record[WAITING] = tonumber(args[12]), tonumber(args[13])
+    record[KV_USAGE] = tonumber(args[14])
     -- A request that ended since the engine counted it was reserved at some moment since the last
     -- heartbeat: the peak keeps it from being taken for somebody else's.
     record[FOREIGN] = math.max(0, record[RUNNING] + record[WAITING] - record[PEAK])
@@ -100,7 +104,6 @@ local function heartbeat(keys, args)
   if #notices > 0 then redis.call('DEL', keys[4]) end
   local of, blocks = string.match(told, '^(%d+) (%d+)$')
   local budget = tonumber(of) == generation and tonumber(blocks) or -1
-  local t = redis.call('TIME')
   local fleet_instances = redis.call('HLEN', keys[3])
   return {record[REQUESTS], record[TOKENS], budget, t[1], t[2], notices, awaited, ended,
     fleet_instances}

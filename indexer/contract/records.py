@@ -121,6 +121,17 @@ class HeartbeatReply:
     fleet_instances_count: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLate:
+    """A heartbeat was under way for longer than a lease: it renewed nothing.
+
+    Attributes:
+        now_s: Redis time.
+    """
+
+    now_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class FleetCounters:
     """The packed counters of one fleet, decoded without copying.

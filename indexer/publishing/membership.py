@@ -19,6 +19,7 @@ from indexer.contract.records import (
     IndexCounters,
     InstanceRecord,
     SlotFlag,
+    TooLate,
 )
 from indexer.errors import FleetFull
 from indexer.publishing.founding import find_or_found
@@ -163,7 +164,8 @@ class Membership:
         index: IndexCounters,
         counters: EngineCounters | None,
         stored: Sequence[BlockHash],
-    ) -> HeartbeatReply | None:
+        known_s: float | None,
+    ) -> HeartbeatReply | TooLate | None:
         """Renew the lease and publish counters; None when there is no slot (any more).
 
         Args:
@@ -171,6 +173,7 @@ class Membership:
             index: this instance's part of the index.
             counters: its engine's; None when they are not known.
             stored: awaited blocks that its engine has stored.
+            known_s: Redis time at which all this was true; None when that clock is not known.
         """
         if not self.is_held:
             return None
@@ -182,6 +185,7 @@ class Membership:
             index=index,
             counters=counters,
             stored=stored,
+            known_s=known_s,
         )
         asked = self._place
         reply = fleet_functions.heartbeat_reply(await functions.run(self._redis, beat))

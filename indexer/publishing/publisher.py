@@ -84,6 +84,7 @@ class Publisher:
         self._log = structlog.get_logger().bind(rank=self._rank, instance_id=record.instance_id)
         self._pending = PendingChanges()
         self._unacknowledged: Changes | None = None
+        self._stale: set[BlockHash] = set()
         self._source: Source | None = None
         self._flush_blocks = BLOCKS_PER_FLUSH_MAX
         self._wake = asyncio.Event()
@@ -145,6 +146,7 @@ class Publisher:
         unseen = []
         for delta in deltas:
             unseen.append(self._pending.merge(delta))
+            self._stale.difference_update(delta.added)
             self.change_log.note(now_s, delta.removed)
             self.change_log.note(now_s, delta.added)
         self._journal.write_unseen(
@@ -171,6 +173,16 @@ class Publisher:
         if oldest_ts_s is None:
             oldest_ts_s = self._pending.oldest_ts_s
         return 0.0 if oldest_ts_s is None else max(0.0, time.time() - oldest_ts_s)
+
+    def expect_removals(self) -> None:
+        """From now on `is_stale`, until all removals known by now are in the index."""
+        under_way = () if self._unacknowledged is None else self._unacknowledged.removed
+        self._stale = {*self._pending.removed, *under_way}
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the index may still claim what was gone when removals were to be expected."""
+        return bool(self._stale)
 
     def on_their_way(self) -> Callable[[BlockHash], bool]:
         """Whether a block's change is not yet acknowledged; taken once, before the first offer."""
@@ -216,6 +228,7 @@ class Publisher:
             )
         self._unacknowledged = None
         self._pending.replace(self._published())
+        self._stale.clear()
         self._telemetry.republishes.labels(self._rank, cause.value).inc()
         self._log.info("table_republished", blocks=len(self._pending), cause=cause.value)
 
@@ -279,6 +292,7 @@ class Publisher:
 
     def _acknowledged(self, changes: Changes, took_s: float) -> None:
         self._journal.write(self.instance_id, changes)
+        self._stale.difference_update(changes.removed)
         now_s = time.monotonic()
         self.change_log.note(now_s, changes.removed)
         self.change_log.note(now_s, changes.added)

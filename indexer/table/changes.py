@@ -81,6 +81,11 @@ class PendingChanges:
         return len(self._removed) + len(self._added)
 
     @property
+    def removed(self) -> frozenset[BlockHash]:
+        """Blocks to be taken back."""
+        return frozenset(self._removed)
+
+    @property
     def oldest_ts_s(self) -> float | None:
         """Oldest engine batch of which something waits; None when there is none."""
         return self._oldest_ts_s if self else None

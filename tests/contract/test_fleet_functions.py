@@ -21,8 +21,15 @@ from hypothesis.stateful import (
 
 from indexer.contract import fleet_functions, keys, reservations
 from indexer.contract.identifiers import BlockHash, FleetId, RouterId, SlotIndex
-from indexer.contract.limits import NOTICES_PER_SLOT_MAX
-from indexer.contract.records import EngineCounters, IndexCounters, Notice, SlotFlag
+from indexer.contract.limits import INSTANCE_LEASE_TTL_S, NOTICES_PER_SLOT_MAX
+from indexer.contract.records import (
+    EngineCounters,
+    HeartbeatReply,
+    IndexCounters,
+    Notice,
+    SlotFlag,
+    TooLate,
+)
 from indexer.contract.reservations import InFlight
 
 FLEET = make_fleet_record(bucket_bits=4, epoch=0xFEDCBA9876543210)
@@ -390,6 +397,25 @@ def test_a_fleet_begins_without_instances(fleet: EmbeddedServer, lost: KeyOfFlee
     fleet.redis.delete(lost(FLEET.fleet_id))
     fleet.call(fleet_functions.create(FLEET))
     assert not fleet.redis.exists(keys.instances(FLEET.fleet_id))
+
+
+def test_a_heartbeat_that_was_long_under_way_renews_nothing(fleet: EmbeddedServer) -> None:
+    """Its sender stood still meanwhile: what it knew may have changed since the lease ended."""
+    slot, generation = fleet.call(fleet_functions.join(FLEET.fleet_id, RECORD))
+    first = fleet_functions.heartbeat_reply(
+        fleet.call(make_heartbeat(FLEET, slot, generation, counters=None))
+    )
+    assert isinstance(first, HeartbeatReply)
+    leased_s = fleet.counters(FLEET).slots[slot]["lease_until_s"]
+    idle = EngineCounters(running_count=1, waiting_count=0, kv_usage_ratio=0.5)
+    for ago_s, kind in ((INSTANCE_LEASE_TTL_S + 1, TooLate), (1.0, HeartbeatReply)):
+        known_s = first.now_s - ago_s
+        beat = make_heartbeat(FLEET, slot, generation, counters=idle, known_s=known_s)
+        reply = fleet_functions.heartbeat_reply(fleet.call(beat))
+        assert isinstance(reply, kind)
+        assert reply.now_s >= first.now_s
+        row = fleet.counters(FLEET).slots[slot]
+        assert (row["lease_until_s"] > leased_s) == (row["running_count"] == 1) == (ago_s == 1.0)
 
 
 def test_a_heartbeat_gets_past_keys_of_another_type(fleet: EmbeddedServer) -> None:
