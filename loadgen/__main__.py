@@ -180,7 +180,11 @@ def _analyze(config: AnalyzeConfig, console: Console) -> int:
 
     options = ReadOptions(**_fields_of(ReadOptions, config))
     span = Span(**_fields_of(Span, config))
-    command.analyze(config.traces, options, span, Path(config.output), console)
+    try:
+        command.analyze(config.traces, options, span, Path(config.output), console)
+    except KeyboardInterrupt:
+        console.print("interrupted: results are written at the end, an earlier report stays")
+        raise
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Checks files to be written before the work whose result they take."""
+"""Files to be written: checked before the work whose result they take, then written whole."""
 
 import os
 from pathlib import Path
@@ -27,4 +27,22 @@ def check_output(option: str, path: Path | str) -> None:
         path.touch()
         path.unlink()
     except (OSError, ValueError) as exc:
+        raise OutputError(option, f"{path} cannot be written: {exc}") from exc
+
+
+def write_whole(option: str, path: Path, text: str) -> None:
+    """Write a file so that it is there whole, or as it was before.
+
+    Raises:
+        OutputError: option and reason, such as a full disk.
+    """
+    unfinished = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as exc:
         raise OutputError(option, f"{path} cannot be written: {exc}") from exc

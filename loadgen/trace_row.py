@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 MOONCAKE_BLOCK_SIZE_TOKENS = 512
 PROMPT_TOKENS_MAX = 10_000_000  # far above any model: a larger figure is a wrong unit
+OUTPUT_TOKENS_MAX = BLOCK_SIZE_TOKENS_MAX = TURN_MAX = PROMPT_TOKENS_MAX
+ARRIVAL_S_MAX = 10_000_000_000  # 300 years: seconds since 1970 fit, milliseconds do not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +44,13 @@ class TraceRow:
     think_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.arrival_s < float("inf"):
-            raise ValueError(f"arrival must be a finite number >= 0, got {self.arrival_s}")
+        _check_range("arrival", self.arrival_s, 0, ARRIVAL_S_MAX, " s")
         if self.think_s is not None and not 0 <= self.think_s < float("inf"):
             raise ValueError(f"think time must be a finite number >= 0, got {self.think_s}")
-        if not 1 <= self.prompt_tokens <= PROMPT_TOKENS_MAX:
-            raise ValueError(
-                f"prompt length must be 1 to {PROMPT_TOKENS_MAX} tokens, got {self.prompt_tokens}"
-            )
-        if self.output_tokens < 1:
-            raise ValueError(f"output length must be at least 1 token, got {self.output_tokens}")
-        if self.block_size_tokens < 1:
-            raise ValueError(f"block size must be at least 1 token, got {self.block_size_tokens}")
+        _check_range("prompt length", self.prompt_tokens, 1, PROMPT_TOKENS_MAX, " tokens")
+        _check_range("output length", self.output_tokens, 1, OUTPUT_TOKENS_MAX, " tokens")
+        _check_range("block size", self.block_size_tokens, 1, BLOCK_SIZE_TOKENS_MAX, " tokens")
+        _check_range("turn", self.turn or 0, 0, TURN_MAX)
         given = bool(self.block_ids) + (self.token_ids is not None) + (self.text is not None)
         if given != 1:
             raise ValueError("exactly one of block ids, token ids and text must be given")
@@ -72,3 +69,8 @@ class TraceRow:
     def full_blocks(self) -> tuple[int, ...]:
         """Ids of the completely filled blocks."""
         return self.block_ids[: self.prompt_tokens // self.block_size_tokens]
+
+
+def _check_range(what: str, value: float, least: int, most: int, unit: str = "") -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{what} must be {least} to {most}{unit}, got {value}")

@@ -6,6 +6,8 @@ from typing import Literal
 
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from workers.simulated.eviction.policies import BELADY, EVICTIONS, LRU
+
 MAX_MODEL_LEN_TOKENS = 131_072
 PORT_MAX = 65_535
 CAPACITY_BLOCKS_MIN = 2
@@ -32,6 +34,7 @@ class SimulateConfig:
         speedup: virtual seconds that pass in a real one.
         block_size_tokens: tokens per KV block.
         capacity_blocks: KV blocks; by default what the profile's device holds beside the weights.
+        eviction: which free block a full cache gives up next: a policy of docs/eviction.md.
         max_model_len_tokens: prompt and answer together; by default 131072 or what the blocks hold.
         max_num_seqs: requests in the batch at most.
         max_num_batched_tokens: tokens computed in a step at most.
@@ -67,6 +70,7 @@ class SimulateConfig:
     speedup: PositiveFloat = 1.0
     block_size_tokens: PositiveInt = 16
     capacity_blocks: PositiveInt | None = None
+    eviction: str = LRU
     max_model_len_tokens: PositiveInt | None = None
     max_num_seqs: PositiveInt = 256
     max_num_batched_tokens: PositiveInt = 8192
@@ -116,6 +120,7 @@ class SimulateConfig:
             raise ConfigError(
                 f"capacity_blocks: {self.capacity_blocks} is below {CAPACITY_BLOCKS_MIN}"
             )
+        _check_eviction(self.eviction)
         if self.max_num_batched_tokens < size:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is below "
@@ -156,6 +161,17 @@ class VllmConfig:
             ConfigError: naming the option.
         """
         _check_port(self.port)
+
+
+def _check_eviction(name: str) -> None:
+    served = ", ".join(known for known in EVICTIONS if known != BELADY)
+    if name == BELADY:
+        raise ConfigError(
+            f"eviction: {name} needs to know all requests to come, which a server does not; "
+            f"take one of {served}, or `python -m loadgen simulate`"
+        )
+    if name not in EVICTIONS:
+        raise ConfigError(f"eviction: no `{name}`; there are {served}")
 
 
 def _check_port(port: int) -> None:

@@ -13,15 +13,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from loadgen.analysis.figures import CAPACITIES, TraceFigures, figures
 from loadgen.analysis.history import History
 from loadgen.analysis.report.console import console_categories, console_overview
-from loadgen.analysis.report.page import write_page
+from loadgen.analysis.report.page import page
 from loadgen.analysis.reuse import find_reuses
 from loadgen.errors import TraceError
-from loadgen.outputs import check_output
+from loadgen.outputs import check_output, write_whole
 from loadgen.progress import LINE_INTERVAL_S
 from loadgen.workloads.options import ReadOptions
 from loadgen.workloads.reading import Span, read_rows, single_traces
 
 SUMMARY_VERSION = 1
+TITLE = "What these workloads reuse"
 _SUFFIXES = (".gz", ".zst", ".jsonl")
 
 
@@ -49,18 +50,18 @@ def analyze(
         while name in found:
             name += "'"
         found[name] = _analyzed(name, files, options, span, console)
-    console.print(console_overview(found))
-    for name, one in found.items():
-        console.print(console_categories(name, one))
     summary = {
         "version": SUMMARY_VERSION,
         "options": {**asdict(options), **asdict(span)},
         "traces": {name: asdict(one) for name, one in found.items()},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(summary, allow_nan=False), encoding="utf-8")
+    write_whole("output", folder / "summary.json", json.dumps(summary, allow_nan=False))
     notes = {"traces": ", ".join(files[0].name for files in groups), **_choices(options, span)}
-    write_page(folder / "report.html", "What these workloads reuse", found, notes)
+    write_whole("output", folder / "report.html", page(TITLE, found, notes))
+    # Last: whoever reads only the first lines of it ends the command.
+    console.print(console_overview(found))
+    for name, one in found.items():
+        console.print(console_categories(name, one))
     for label, file in (("report", "report.html"), ("figures", "summary.json")):
         console.print(f"{label}: {folder / file}", markup=False, soft_wrap=True)
 

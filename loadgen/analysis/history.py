@@ -2,7 +2,8 @@
 
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,7 @@ NO_SESSION = -1
 MEMORY_BYTES_MAX = 64 << 20  # of block runs, before they go to a file
 
 _NAMES_MAX = 50_000_000  # sessions of a trace: about 150 bytes each
+_CATEGORY_CHARACTERS_MAX = 64  # of a name; a table has no room for more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,8 @@ class Requests:
         session: number of the labelled conversation, or NO_SESSION.
         turn: as the trace labels it, from 0; else -1.
         category: index into `categories`.
-        categories: as the trace names them; "request" where it names none.
+        categories: as the trace names them, as far as it can be shown; "request" where it names
+            none.
         sessions_count: labelled conversations.
         distinct_blocks: of all prompts.
         common_blocks: leading blocks that all unlabelled prompts share: a system prompt.
@@ -93,19 +96,20 @@ class History:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written is not wanted any more
+            self._file.close()
 
-    def take(self, rows: Iterable[TraceRow], on_row: Callable[[], None] | None = None) -> None:
-        """Take in all rows; `on_row` is called after each.
+    def take(self, rows: Iterable[TraceRow]) -> None:
+        """Take in all rows.
 
         Raises:
-            ValueError: too many blocks or sessions, and what to do instead.
-            OSError: no room for the temporary file.
+            ValueError: too many blocks or sessions, no room for the temporary file, and what to do
+                instead.
         """
         for row in rows:
             self._add(row)
-            if on_row is not None:
-                on_row()
+        with _room_needed():
+            self._file.flush()
 
     def _add(self, row: TraceRow) -> None:
         ids, prompt_tokens, size = full_block_ids(row, self._options)
@@ -118,7 +122,7 @@ class History:
         numbers = self._numbers.of(ids, size, session)
         if session == NO_SESSION and len(numbers):
             self._share(numbers)
-        category = row.category or "request"
+        category = _shown(row.category or "request")
         values = (
             prompt_tokens,
             row.output_tokens,
@@ -133,7 +137,8 @@ class History:
         packed = _runs(numbers).tobytes()
         self._offsets.append(self._file.tell())
         self._sizes.append(len(packed))
-        self._file.write(packed)
+        with _room_needed():
+            self._file.write(packed)
 
     def _share(self, numbers: Numbers) -> None:
         self._unlabelled_count += 1
@@ -179,6 +184,23 @@ _COLUMNS = (
     "turn",
     "category",
 )
+
+
+@contextmanager
+def _room_needed() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"no room for the temporary file in {tempfile.gettempdir()} ({error}); "
+            "let TMPDIR name a folder that has it"
+        ) from error
+
+
+def _shown(category: str) -> str:
+    """What a terminal and UTF-8 can take of a name: no control characters, no halves of pairs."""
+    short = category[:_CATEGORY_CHARACTERS_MAX]
+    return short if short.isprintable() else "".join(c if c.isprintable() else "?" for c in short)
 
 
 def _runs(numbers: Numbers) -> Numbers:

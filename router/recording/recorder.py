@@ -202,6 +202,6 @@ def _new_file(path: Path) -> tuple[Path, TraceFile]:
             return own, own.open("xb", buffering=0)
         except FileExistsError:
             continue
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a name may have a zero character in it
             raise RecordingUnavailable(f"record_trace: {own} cannot be made: {error}") from None
     raise RecordingUnavailable(f"record_trace: there are {FILES_MAX} files like {path}; move them")

@@ -1,5 +1,6 @@
 """The policy lab's page in a real Chromium, opened as a file: what a person sees and can do."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ SHOTS = Path(__file__).parents[2] / "build" / "browser"
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1440, "height": 1000}
 TTFT = "document.getElementById('w0-ttft')"
+EVICTIONS = "document.getElementById('e6-0-hits')"
 READY = "document.querySelector('.swatch').style.getPropertyValue('--own')"
 ORDER = (
     "[...document.querySelectorAll('#w0 table')[0].tBodies[0].rows].map(r => r.cells[0].innerText)"
@@ -25,7 +27,10 @@ ORDER = (
 
 @pytest.fixture(scope="module")
 def page_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two workloads, three loads, four policies; one workload also with stale routers."""
+    """Two workloads, three loads, four policies; one workload also with stale routers.
+
+    A third with two eviction policies at two sizes of the cache.
+    """
     shapes = ((1, 0.0), (4, 0.0), (4, 1.0))
     runs = [
         drawn_run(
@@ -43,6 +48,28 @@ def page_url(tmp_path_factory: pytest.TempPathFactory) -> str:
         for load in LOADS
         for policy in POLICIES[:4]
         for routers, staleness_s in (shapes if workload == "chat" else shapes[:1])
+    ]
+    runs += [
+        replace(run, capacity_blocks=blocks, hit_ratio=ratio, variant=variant, eviction=eviction)
+        for run in (
+            drawn_run(
+                RunKey(
+                    workload="api",
+                    load=0.5,
+                    policy="lmetric",
+                    instances=16,
+                    routers=1,
+                    staleness_s=0.0,
+                    seed=1,
+                )
+            ),
+        )
+        for blocks, variant, eviction, ratio in (
+            (1000, "small", "lru", 0.1),
+            (1000, "small lfu", "lfu", 0.2),
+            (9000, "ample", "lru", 0.4),
+            (9000, "ample lfu", "lfu", 0.4),
+        )
     ]
     path = tmp_path_factory.mktemp("lab") / "index.html"
     write_page(path, "Lab", runs, {"scenario": "<script>alert(1)</script>"}, agents={"agents"})
@@ -90,6 +117,24 @@ async def test_load_and_policies_are_chosen_for_all_plots(browser: Chromium, pag
         assert "at load 110 %" in await tab.text("#w0 figure")
         await tab.js("document.querySelectorAll('#series input')[1].click()")
         assert await shown(tab, "trace.name") == ["lmetric", "vllm_v1", "linear_50"]
+
+
+async def test_eviction_policies_are_drawn_over_the_size_of_the_cache(
+    browser: Chromium, page_url: str
+) -> None:
+    """A line for each, of its own colour and in a legend, whatever routing policies are shown."""
+    async with browser.tab(page_url, **DESKTOP) as tab:
+        await tab.see(READY, START_S)
+        await tab.js("document.querySelectorAll('#series input').forEach(box => box.click())")
+        await tab.js(f"{EVICTIONS}.scrollIntoView()")
+        await tab.see(f"{EVICTIONS}.data", START_S)
+        drawn = await tab.js(f"{EVICTIONS}.data.map(trace => [trace.name, trace.y])")
+        assert drawn == [["lru", [10, 40]], ["lfu", [20, 40]]]
+        assert len(set(await tab.js(f"{EVICTIONS}.data.map(trace => trace.line.color)"))) == 2
+        legend = f"[...{EVICTIONS}.querySelectorAll('.legendtext')].map(one => one.textContent)"
+        assert await tab.js(legend) == ["lru", "lfu"]
+        assert "+100 %" in await tab.text("#evictions table")
+        await tab.look(SHOTS / "lab-evictions.png")
 
 
 async def test_a_table_is_sorted_by_the_keyboard(browser: Chromium, page_url: str) -> None:

@@ -1,6 +1,8 @@
 """Completions of the simulated engine over real HTTP: texts, chunks, usage."""
 
+import asyncio
 import json
+import time
 
 import pytest
 from simulated_engine import MESSAGES, running
@@ -155,3 +157,45 @@ async def test_request_id_of_the_caller_is_in_the_answer() -> None:
         events = await live.events("/v1/completions", prompt=[1], max_tokens=3, request_id='\0"\0')
     assert answer["id"] == "cmpl-mine"
     assert {json.loads(event)["id"] for event in events[:-1]} == {'cmpl-\0"\0'}
+
+
+@pytest.mark.parametrize(
+    ("eviction", "told", "expected"),
+    [
+        ("lru", "header", 0),
+        ("lfu", None, 48),
+        ("workload_aware", "header", 48),
+        ("workload_aware", "body", 48),
+        ("workload_aware", None, 0),
+    ],
+)
+async def test_eviction_policy_decides_what_still_hits(
+    eviction: str, told: str | None, expected: int
+) -> None:
+    """A prompt that came twice outlives a scan where uses count, or what its category is known for.
+
+    The cache holds two prompts, and two others come before the first one comes again.
+    """
+    prompts = [list(range(start, start + 64)) for start in (100, 200, 300)]
+    async with running(capacity_blocks=8, eviction=eviction) as live:
+        for number in (0, 0, 1, 2, 0):
+            category = "once" if number else "chat"
+            body: dict[str, object] = {"prompt": prompts[number], "max_tokens": 1}
+            headers = {"X-Timestable-Category": category} if told == "header" else {}
+            if told == "body":
+                body["vllm_xargs"] = {"timestable_category": category}
+            async with live.http.post("/v1/completions", json=body, headers=headers) as response:
+                answer = await response.json()
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == expected
+
+
+async def test_eviction_policies_see_idle_time_pass() -> None:
+    """Their clock is the virtual one, which an idle engine does not stop."""
+    async with running(speedup=100.0, eviction="workload_aware") as live:
+        order = live.engine.pool.order
+        await live.post("/v1/completions", prompt=[9] * 40, max_tokens=1)
+        began_s, began_virtual_s = time.monotonic(), order.now_s
+        await asyncio.sleep(0.05)
+        await live.post("/v1/completions", prompt=[9] * 40, max_tokens=1)
+        passed_s = time.monotonic() - began_s
+        assert 4.5 <= order.now_s - began_virtual_s <= 100 * passed_s + 0.5

@@ -132,6 +132,7 @@ tiers = st.builds(
     capacity_blocks=st.sampled_from([1, 3, 10, 1000]),
     tokens_per_s=st.sampled_from([100.0, 3e4]),
     latency_s=st.sampled_from([0.0, 7e-3]),
+    write=st.sampled_from(["computed", "evicted"]),
 )
 
 

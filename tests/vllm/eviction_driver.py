@@ -75,6 +75,17 @@ def load_plugins(lines: Lines) -> None:
     plugins.load_general_plugins()
 
 
+def installed() -> dict[str, Any]:
+    """What vLLM finds of ours by its entry points, and which modules that has brought."""
+    loggers = plugins.load_plugins_by_group(plugins.STAT_LOGGER_PLUGINS_GROUP)
+    ours = {name: module for name, module in sys.modules.items() if name.startswith("workers")}
+    return {
+        "loggers": {name: one.__module__ for name, one in loggers.items()},
+        "places": sorted({str(module.__file__) for module in ours.values()}),
+        "has_our_libraries": "jsonargparse" in sys.modules,
+    }
+
+
 def run(engine: LLMEngine, requests: list[dict[str, Any]], clock: Clock) -> dict[str, Any]:
     """All requests; each with its answer, its hit, and the events until it and its group ended."""
     log = EventLog()
@@ -114,7 +125,8 @@ def run(engine: LLMEngine, requests: list[dict[str, Any]], clock: Clock) -> dict
 def main() -> None:
     """Three engines, one after another: the plugin off, on in a vLLM it does not know, and on.
 
-    Prints a list of what `run` gives; of the second engine only its pool and what was logged.
+    Prints a list of what `run` gives; of the second engine only its pool and what was logged,
+    of the third also what is `installed`.
     """
     wanted = json.load(sys.stdin)
     clock, lines = Clock(), Lines()
@@ -134,6 +146,7 @@ def main() -> None:
     on = make_engine(wanted["model"], wanted["engine"])
     clock.now_s = 0.0
     results.append(run(on, wanted["requests"], clock) | {"log": lines.lines})
+    results[-1]["installed"] = installed()
     print(json.dumps(results))  # noqa: T201  # the result
 
 

@@ -1,15 +1,22 @@
-"""Real vLLM with the workload-aware order of eviction, against the same vLLM without it."""
+"""Real vLLM with the workload-aware order of eviction, against the same vLLM without it.
+
+The last test asks a whole engine through a router: that starts while the others compute.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import pytest
+import pytest_asyncio
+from waiting import until_equal
 
+from tests.vllm.asking import Asked, Asker
+from tests.vllm.aware_engine import AwareEngine
 from tests.vllm.driving import driven
 from tests.vllm.plugin_path import plugin_path
 from tests.vllm.prompts import Prompts
-from tests.vllm.settings import BLOCK, MODEL
+from tests.vllm.settings import BLOCK, MODEL, NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -57,8 +64,22 @@ def workload() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where vLLM finds the plugin."""
+    return plugin_path(tmp_path_factory.mktemp("plugins"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def aware(path: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AwareEngine]:
+    """An engine that evicts by category, behind a router; it may be starting still."""
+    async with AwareEngine.starting(tmp_path_factory.mktemp("aware"), path) as starting:
+        yield starting
+
+
+@pytest.fixture(scope="module")
+def results(path: str, aware: AwareEngine) -> list[dict[str, Any]]:
     """What the driver printed, run once: vLLM's imports take longer than the requests."""
+    del aware  # started before, so that its imports have the other core
     wanted = {
         "model": str(MODEL),
         "engine": {
@@ -69,7 +90,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         },
         "requests": workload(),
     }
-    path = plugin_path(tmp_path_factory.mktemp("plugins"))
     results: list[dict[str, Any]] = driven("eviction_driver.py", wanted, python_path=path)
     return results
 
@@ -144,3 +164,70 @@ def test_unknown_version_is_left_alone(results: list[dict[str, Any]]) -> None:
     loaded, *categories = on["log"][1:]
     assert loaded == "free KV blocks are reused in workload-aware order"
     assert len(categories) == 2 * VISITS + 1
+
+
+def test_the_wheel_is_enough(results: list[dict[str, Any]], path: str) -> None:
+    """What pip installs without our dependencies holds both plugins and all that they import."""
+    installed = results[2]["installed"]
+    assert installed["loggers"] == {"timestable_steps": "workers.vllm.step_stats_plugin"}
+    assert all(place.startswith(path) for place in installed["places"]), installed["places"]
+    assert not installed["has_our_libraries"]
+
+
+CONVERSATIONS: Final = 12
+"""Of 7 blocks each, that end after one follow-up: nearly twice what the engine holds."""
+
+
+class Conversation:
+    """A chat, asked turn by turn."""
+
+    def __init__(self, asker: Asker, prompts: Prompts) -> None:
+        self._asker, self._prompts = asker, prompts
+        self._messages: list[dict[str, str]] = []
+
+    async def say(self, words: int) -> Asked:
+        """The next turn, of new words."""
+        self._messages.append({"role": "user", "content": self._prompts.words(words)})
+        asked = await self._asker.chat(self._messages)
+        assert asked.error is None, asked.error
+        self._messages.append({"role": "assistant", "content": asked.text})
+        return asked
+
+
+def full_blocks_tokens(asked: Asked) -> int:
+    """Of a prompt."""
+    return len(asked.prompt_ids) // BLOCK * BLOCK
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_turns_through_a_router(results: list[dict[str, Any]], aware: AwareEngine) -> None:
+    """By the turns that a router tells, what ended goes before what will be followed up."""
+    del results  # asked when those are through
+    await aware.wait_ready()
+    asker, prompts = Asker(session=aware.session, router_urls=[aware.router_url]), Prompts(73)
+    waiting = Conversation(asker, prompts)
+    first = await waiting.say(80)
+    ended = [Conversation(asker, prompts) for _ in range(CONVERSATIONS)]
+    for conversation in ended:
+        opening = await conversation.say(80)
+        assert (await conversation.say(40)).actual_tokens == full_blocks_tokens(opening)
+    assert (await waiting.say(5)).actual_tokens == full_blocks_tokens(first)  # freed before them
+    assert (await ended[0].say(5)).actual_tokens == 0
+    await until_equal(["chat:0", "chat:1", "chat:2"], aware.categories)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_categories_of_clients(aware: AwareEngine) -> None:
+    """A client's own header passes the router, its `vllm_xargs` reach the engine as well."""
+    await aware.wait_ready()
+    known, prompts = aware.categories(), Prompts(74)
+    for url, headers, extra in (
+        (aware.router_url, {"x-timestable-category": "agent:tool"}, {}),
+        (aware.engine_url, {}, {"vllm_xargs": {"timestable_category": "batch:0"}}),
+    ):
+        body = {"model": NAME, "prompt": prompts.blocks(2), "max_tokens": 1, **extra}
+        async with aware.session.post(
+            f"{url}/v1/completions", json=body, headers=headers
+        ) as response:
+            assert response.status == 200, await response.text()
+    await until_equal([*known, "agent:tool", "batch:0"], aware.categories)

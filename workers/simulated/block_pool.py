@@ -6,7 +6,7 @@ several blocks: two requests that compute it at the same time each keep their ow
 be stored twice and removed twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from workers.simulated.eviction.base import Category, EvictionOrder
 from workers.simulated.eviction.lru import LeastRecentlyUsed
@@ -23,10 +23,22 @@ class BlockPool:
         order: which free block goes next; starts with all of them.
     """
 
-    def __init__(self, capacity_blocks: int, order: EvictionOrder | None = None) -> None:
-        """Empty blocks that are evicted in this order; None: least recently used first."""
+    def __init__(
+        self,
+        capacity_blocks: int,
+        order: EvictionOrder | None = None,
+        demote: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
+        """Empty blocks that are evicted in this order.
+
+        Args:
+            capacity_blocks: number of blocks.
+            order: None: least recently used first.
+            demote: takes the hashes of blocks that were evicted, in order; None: nobody does.
+        """
         self.capacity_blocks = capacity_blocks
         self.events: list[KvEvent] = []
+        self._demote = demote
         self.order = LeastRecentlyUsed(capacity_blocks) if order is None else order
         self._references = [0] * capacity_blocks
         self._hash_of: list[int | None] = [None] * capacity_blocks
@@ -86,6 +98,8 @@ class BlockPool:
             references[block_id] = 1
         if removed:
             self.events.append(BlocksRemoved(block_hashes=tuple(removed)))
+            if self._demote is not None:
+                self._demote(removed)
         return taken
 
     def store(

@@ -11,6 +11,7 @@ import xxhash
 from aiohttp import HttpVersion11, web
 
 from workers.simulated.answer import Answer, AnswerHead, dump_json, find_stop
+from workers.simulated.category import category_of
 from workers.simulated.errors import (
     ApiError,
     bad_request,
@@ -18,6 +19,7 @@ from workers.simulated.errors import (
     overloaded,
     unknown_model,
 )
+from workers.simulated.eviction.base import Category
 from workers.simulated.kv_transfer import (
     FIELD,
     NO_TRANSFER,
@@ -174,8 +176,9 @@ class CompletionsApi:
         session_id = call.session_id or http.headers.get("X-Session-Id")
         make_answer = StreamedAnswer if call.stream else Answer
         answer = make_answer(head=head, call=call, text_model=self._text)
+        category = category_of(http.headers, body)
         for packed in prompts:
-            self._add_choices(answer, packed, session_id, keeps_blocks=transfer.keep)
+            self._add_choices(answer, packed, session_id, category, keeps_blocks=transfer.keep)
         try:
             self._runtime.check_room(len(answer.choices))
         except QueueFullError as error:
@@ -247,7 +250,13 @@ class CompletionsApi:
             choice.request = replace(choice.request, received=True)
 
     def _add_choices(
-        self, answer: Answer, packed: bytes, session_id: str | None, *, keeps_blocks: bool
+        self,
+        answer: Answer,
+        packed: bytes,
+        session_id: str | None,
+        category: Category | None,
+        *,
+        keeps_blocks: bool,
     ) -> None:
         """One choice for each of `n`, all of the same prompt."""
         call, adapters = answer.call, self._models.adapter_names
@@ -270,5 +279,6 @@ class CompletionsApi:
                 salt=call.salt,
                 session_id=session_id,
                 keeps_blocks=keeps_blocks,
+                category=category,
             )
             answer.add_choice(request, stop)

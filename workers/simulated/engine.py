@@ -70,7 +70,8 @@ class Engine:
         self.config = config
         self.tier = tier
         self.totals = EngineTotals()
-        self.pool = BlockPool(config.capacity_blocks, order)
+        demote = tier.demote if tier is not None and tier.config.takes_evicted else None
+        self.pool = BlockPool(config.capacity_blocks, order, demote)
         self._now_s = 0.0  # begin of the step in progress, or end of the last one
         self._active: dict[str, ActiveRequest] = {}
         self._running: list[ActiveRequest] = []
@@ -178,7 +179,7 @@ class Engine:
             tokens.append(Token(request, position, last))
             if not position:
                 self.totals.prompt_tokens += request.prompt_tokens
-                if self.tier is not None:
+                if self.tier is not None and not self.tier.config.takes_evicted:
                     self._write(active, self.tier)
             if last:
                 finished = True

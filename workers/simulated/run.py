@@ -9,6 +9,7 @@ from workers.simulated.completions import ServedModels
 from workers.simulated.cost_model import Profile, load_profile
 from workers.simulated.engine import Engine, EngineConfig
 from workers.simulated.event_encoding import EventEncoding
+from workers.simulated.eviction.policies import eviction_order
 from workers.simulated.kv_transfer import KvKeeper, TransferOptions
 from workers.simulated.metrics import EngineMetrics
 from workers.simulated.publisher import EventPublisher
@@ -52,6 +53,7 @@ def build(config: SimulateConfig) -> Parts:
             output_ids=text_model.output_ids,
         ),
         _tier(config, profile),
+        eviction_order(config.eviction, capacity_blocks),
     )
     publisher = None
     if config.event_endpoint is not None:

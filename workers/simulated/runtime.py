@@ -95,16 +95,20 @@ class EngineRuntime:
     async def run(self) -> None:
         """Step the engine until cancelled."""
         deadline_s = time.monotonic()
+        virtual_s = 0.0
         while True:
-            step = self.engine.start_step()
+            step = self.engine.start_step(virtual_s)
             if step is None:
                 self.metrics.observe_lag(0.0)
                 self._work_arrived.clear()
                 await self._work_arrived.wait()
-                deadline_s = time.monotonic()
+                idle_since_s, deadline_s = deadline_s, time.monotonic()
+                # A timer may wake a moment early; an eviction policy's clock never goes back.
+                virtual_s += max(0.0, deadline_s - idle_since_s) * self._speedup
                 continue
             self._note_admissions(step)
             deadline_s += step.duration_s / self._speedup
+            virtual_s += step.duration_s
             now_s = time.monotonic()
             self.metrics.observe_lag(max(0.0, now_s - deadline_s))
             # Timers tick in milliseconds: an early or late wake-up moves no later deadline.

@@ -5,6 +5,8 @@ The model, a simplification of LMCache with its defaults:
 - An engine writes a prompt's full blocks when the last of the prompt has been computed, those it
   hit among them; answers are not written (`save_decode_cache` is off). Writing takes no time: it
   goes on beside the computing. From then on every engine of the fleet may load them.
+- Or it is written what an engine's own cache gives up, prompts and answers, when a block's place is
+  taken (`write="evicted"`): demoted instead of lost, and nothing is in the tier that never left.
 - At its admission a request loads the leading blocks behind those that are on its device, as far as
   the tier holds them without a hole and short of its last token. The engine waits for them: the
   step that admits the request takes longer by latency + tokens / bandwidth, one request after the
@@ -19,6 +21,7 @@ moment count in the order of the caller.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 class TierError(ValueError):
@@ -33,11 +36,14 @@ class TierConfig:
         capacity_blocks: blocks it holds, of the engines' size; at least one.
         tokens_per_s: bandwidth of one engine's loads: bytes per second over KV$ bytes per token.
         latency_s: of a load, however long.
+        write: which blocks go there: those of a prompt when it is "computed", or any when it is
+            "evicted" from an engine's own cache.
     """
 
     capacity_blocks: int
     tokens_per_s: float
     latency_s: float
+    write: Literal["computed", "evicted"] = "computed"
 
     def __post_init__(self) -> None:
         """Check what the types do not say.
@@ -54,6 +60,11 @@ class TierConfig:
         if not self.latency_s >= 0:
             raise TierError(f"latency_s: {self.latency_s} is not 0 or above")
 
+    @property
+    def takes_evicted(self) -> bool:
+        """It is written when blocks are evicted."""
+        return self.write == "evicted"
+
     def load_s(self, tokens: int) -> float:
         """Seconds that loading so many tokens takes; none for none."""
         return self.latency_s + tokens / self.tokens_per_s if tokens else 0.0
@@ -68,6 +79,7 @@ class KvTier:
     """
 
     def __init__(self, config: TierConfig, *, medium: str | None = None) -> None:
+        assert medium is None or not config.takes_evicted, "an evicted block's tokens are not known"
         self.config = config
         self.medium = medium
         self._kept: OrderedDict[int, None] = OrderedDict()  # the next to go first
@@ -80,6 +92,10 @@ class KvTier:
         """How many leading ones of these blocks it holds; changes nothing."""
         kept = self._kept
         return next((i for i, name in enumerate(hashes) if name not in kept), len(hashes))
+
+    def demote(self, hashes: Sequence[int]) -> None:
+        """Hold these blocks, evicted in this order, perhaps one twice; what is too much goes."""
+        self.write(hashes[::-1])
 
     def write(self, hashes: Sequence[int]) -> list[int]:
         """Hold this chain, from its first block on; returns what is too much and was dropped."""

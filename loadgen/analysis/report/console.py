@@ -10,6 +10,7 @@ from loadgen.analysis.figures import TraceFigures
 from loadgen.analysis.report.tables import CATEGORY_HEADS, OVERVIEW, category_cells
 
 _CATEGORIES_SHOWN = 10  # the page has them all
+NO_BREAK = "\N{NO-BREAK SPACE}"
 _LEFT_OUT = ("blocks", "fit: mean gap")  # a terminal is not wider; the page has them
 
 
@@ -34,8 +35,11 @@ def console_categories(name: str, one: TraceFigures) -> Table:
     )
     shown = [place for place, head in enumerate(CATEGORY_HEADS) if head not in _LEFT_OUT]
     for place in shown:
-        table.add_column(CATEGORY_HEADS[place], justify="right" if place else "left", no_wrap=True)
+        table.add_column(
+            CATEGORY_HEADS[place], justify="right" if place else "left", no_wrap=not place
+        )
     for category in one.categories[:_CATEGORIES_SHOWN]:
         cells = category_cells(category)
-        table.add_row(*(escape(cells[place]) for place in shown))
+        # Headings may wrap, so that a narrow terminal cuts none of them; figures stay in a line.
+        table.add_row(*(escape(cells[place].replace(" ", NO_BREAK)) for place in shown))
     return table

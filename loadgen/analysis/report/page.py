@@ -1,4 +1,4 @@
-"""Writes the page a person reads: one HTML file with everything in it, that needs no network."""
+"""Pure but for its templates: the page a person reads, with all it needs in one HTML file."""
 
 import json
 from collections.abc import Mapping
@@ -15,24 +15,14 @@ _LAB_FOLDER = Path(__file__).parents[2] / "simulation" / "lab" / "report"
 """Both pages look alike: this one uses the lab's style sheet."""
 
 
-def write_page(
-    path: Path, title: str, found: Mapping[str, TraceFigures], notes: Mapping[str, str]
-) -> None:
-    """Write the page of all traces.
+def page(title: str, found: Mapping[str, TraceFigures], notes: Mapping[str, str]) -> str:
+    """The text of the page of all traces.
 
     Args:
-        path: the HTML file; directories are made as needed.
         title: heading.
         found: by trace, at least one.
         notes: what was analysed, label -> text.
     """
-    html = page(title, found, notes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html, encoding="utf-8")
-
-
-def page(title: str, found: Mapping[str, TraceFigures], notes: Mapping[str, str]) -> str:
-    """The page's text; arguments as of `write_page`."""
     # Imported here: plotly takes longer to load than everything else, and only pages need it.
     from plotly.offline import get_plotlyjs  # noqa: PLC0415
 

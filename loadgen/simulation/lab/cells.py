@@ -52,7 +52,7 @@ class Cell:
             routers=self.fleet.routers,
             staleness_s=self.fleet.staleness_s,
             seed=self.seed,
-            variant=" ".join(filter(None, (self.fleet.variant, self._other_eviction))),
+            variant=" ".join(filter(None, (self.fleet.told_variant, self._other_eviction))),
             eviction=self.eviction,
         )
 
@@ -79,6 +79,7 @@ def measure(cell: Cell) -> RunFigures:
         routers=fleet.routers,
         staleness_s=fleet.staleness_s,
         detects_hot_prefixes=fleet.detects_hot_prefixes,
+        report_interval_s=fleet.report_interval_s,
         profile=fleet.profile,
         max_num_seqs=fleet.max_num_seqs,
         max_num_batched_tokens=fleet.max_num_batched_tokens,

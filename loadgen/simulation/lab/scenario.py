@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from loadgen.errors import LoadgenError
+from loadgen.simulation.lab.spec import REPORT_INTERVAL_S
 from loadgen.workloads.pacing import Pace
 from workers.simulated.eviction.policies import EVICTIONS, LRU
 
@@ -89,11 +90,13 @@ class Tier(_Table):
         tokens_per_s: bandwidth of one instance's loads; 100 Gbit/s at the 98,304 bytes that a token
             of the default profile's model takes.
         latency_s: of a load; an assumption.
+        write: blocks go there when a prompt is "computed", or when they are "evicted" from a cache.
     """
 
     capacity_blocks: Count
     tokens_per_s: Positive = 127_000.0
     latency_s: Annotated[float, Field(ge=0)] = 0.005
+    write: Literal["computed", "evicted"] = "computed"
 
 
 class Fleet(_Table):
@@ -101,7 +104,7 @@ class Fleet(_Table):
 
     Attributes:
         variant: in tables, where fleets differ by more than the numbers beside it.
-        staleness_s, detects_hot_prefixes: see `lab.spec.LabSpec`.
+        staleness_s, detects_hot_prefixes, report_interval_s: see `lab.spec.LabSpec`.
         capacity_blocks: of each instance's cache; None: the profile's.
         tier: behind them; None: there is none.
         prefill_instances: of the instances; they only prefill, and the others only decode. 0: all
@@ -118,6 +121,7 @@ class Fleet(_Table):
     routers: Count = 1
     staleness_s: Annotated[float, Field(ge=0)] = 0.0
     detects_hot_prefixes: bool = False
+    report_interval_s: Positive = REPORT_INTERVAL_S
     profile: str = "h20-qwen3-30b-a3b"
     max_num_seqs: Count = 256
     max_num_batched_tokens: Count = 8192
@@ -142,10 +146,18 @@ class Fleet(_Table):
         return self
 
     @property
+    def told_variant(self) -> str:
+        """The variant, and how often engines report where that is not as ever."""
+        interval_s = self.report_interval_s
+        is_usual = interval_s == REPORT_INTERVAL_S
+        reports = "" if is_usual else f"reports every {interval_s:g} s"
+        return " ".join(filter(None, (self.variant, reports)))
+
+    @property
     def label(self) -> str:
         """What results know it by."""
         plain = f"{self.instances} instances, {self.routers} routers, {self.staleness_s:g} s stale"
-        return f"{plain}, {self.variant}" if self.variant else plain
+        return f"{plain}, {self.told_variant}" if self.told_variant else plain
 
 
 class Scenario(_Table):

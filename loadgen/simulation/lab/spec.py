@@ -1,9 +1,13 @@
 """What a virtual fleet of the lab consists of. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from workers.simulated.eviction.policies import LRU
 from workers.simulated.tier import TierConfig
+
+REPORT_INTERVAL_S: Final = 0.1
+"""Of sidecars that ask the engine's metrics, as they do unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ class LabSpec:
     decide_s: float = 0.002
     note_s: float = 0.001
     events_s: float = 0.020
-    report_interval_s: float = 0.1
+    report_interval_s: float = REPORT_INTERVAL_S
     sample_interval_s: float = 1.0
 
     @property

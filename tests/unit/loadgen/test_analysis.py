@@ -2,6 +2,9 @@
 
 import json
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,12 @@ import pytest
 from trace_samples import BAILIAN, RAGPULSE, RAGPULSE_COMPONENTS, WEKA, write
 
 from loadgen.__main__ import EXIT_BAD_INPUT, main
+from loadgen.analysis.history import History
+from loadgen.errors import OutputError
+from loadgen.outputs import write_whole
+from loadgen.workloads.options import ReadOptions
 from loadgen.workloads.reading import single_traces
+from loadgen.workloads.timestable import timestable_row
 
 SIZE = 4
 
@@ -150,3 +158,49 @@ def test_second_files_go_with_every_trace(tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", BY_HAND)
     found = single_traces([components, requests, other])
     assert found == [[requests, components], [other, components]]
+
+
+def test_a_category_that_no_terminal_can_show(tmp_path: Path) -> None:
+    """Half of a pair of characters and control characters are replaced, long names are cut."""
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(json.dumps(_row(0, 4, [1], "a", category="\ud800\x1b[2J" + "x" * 1000)))
+    assert main(["analyze", str(trace), "--output", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())["traces"]["t"]
+    assert found["categories"][1]["name"] == "??[2J" + "x" * 59 + ", turn 1"
+    assert "??[2J" in (tmp_path / "out" / "report.html").read_text()
+
+
+@contextmanager
+def _files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """A disk that is full: what is written beyond this size of a file is refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_earlier_report(tmp_path: Path) -> None:
+    """A file is written whole or not at all; the error names the option and the file."""
+    path = tmp_path / "report.html"
+    write_whole("output", path, "earlier")
+    with (
+        pytest.raises(OutputError, match=r"output: .*report\.html cannot be written"),
+        _files_of_at_most(1000),
+    ):
+        write_whole("output", path, "x" * 100_000)
+    assert path.read_text() == "earlier"
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("rows_count", [10, 10_000], ids=["at_its_end", "on_the_way"])
+def test_no_room_for_the_temporary_file(rows_count: int) -> None:
+    """Where the runs of blocks cannot be kept, the error says what to set."""
+    row = timestable_row(BY_HAND[0])
+    with (
+        pytest.raises(ValueError, match="TMPDIR"),
+        History(ReadOptions(), memory_bytes_max=8) as history,
+        _files_of_at_most(0),
+    ):
+        history.take([row] * rows_count)

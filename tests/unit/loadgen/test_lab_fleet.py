@@ -119,6 +119,20 @@ def test_routers_that_know_late_pile_up() -> None:
     assert largest(5.0) > 40
 
 
+def test_reports_matter_to_who_goes_by_them() -> None:
+    """Reservations tell at once what engines report late; vllm_v1 goes by the reports."""
+    demand = mix(120)
+    seldom = replace(SPEC, routers=2, report_interval_s=5.0)
+    often = replace(seldom, report_interval_s=0.01)
+
+    def slots(spec: LabSpec, policy: str) -> list[int]:
+        chosen: list[int] = played(demand, spec, policy).requests.slot.tolist()
+        return chosen
+
+    assert slots(often, "lmetric") == slots(seldom, "lmetric")
+    assert slots(often, "vllm_v1") != slots(seldom, "vllm_v1")
+
+
 @dataclass
 class Counting:
     """Round robin that notes the sequence numbers it is asked with."""

@@ -136,6 +136,15 @@ def test_a_policy_may_have_other_parameters() -> None:
     assert policy_of("smetric") == SMetric()
 
 
+def test_how_often_engines_report_is_told_by_the_results() -> None:
+    """Fleets that differ in nothing else are told apart; the usual interval is not mentioned."""
+    variants = [
+        replace(CELL, fleet=Fleet(variant="tier", report_interval_s=seconds)).key.variant
+        for seconds in (0.1, 5.0)
+    ]
+    assert variants == ["tier", "tier reports every 5 s"]
+
+
 def test_what_there_is_not_is_named_with_what_there_is() -> None:
     """A scenario by a wrong name; a workload that the scenario does not have."""
     with pytest.raises(ScenarioError, match=r"shipped ones: .*default"):

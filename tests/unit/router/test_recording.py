@@ -209,6 +209,7 @@ async def test_an_earlier_trace_is_kept(tmp_path: Path) -> None:
         async with recording(str(path), 1000) as recorder:
             assert recorder is not None
     assert _names(tmp_path) == ["trace.2.jsonl", "trace.3.jsonl", "trace.jsonl"]
-    with pytest.raises(RecordingUnavailable, match="record_trace"):
-        async with recording(str(tmp_path / "missing" / "trace.jsonl"), 1000):
-            pass
+    for impossible in (tmp_path / "missing" / "trace.jsonl", tmp_path / "zero\0.jsonl"):
+        with pytest.raises(RecordingUnavailable, match="record_trace"):
+            async with recording(str(impossible), 1000):
+                pass

@@ -22,6 +22,8 @@ from workers.config import SimulateConfig
         (["simulate", "--block_size_tokens=2048"], "block_size_tokens: 2048"),
         (["simulate", "--model_name="], "model_name"),
         (["simulate", '--adapter_names=[""]'], "adapter_names"),
+        (["simulate", "--eviction=mru"], "there are lru, fifo, lfu, gdfs, s3_fifo, workload_aware"),
+        (["simulate", "--eviction=belady"], "belady needs to know all requests to come"),
     ],
 )
 def test_value_out_of_bounds_is_named(

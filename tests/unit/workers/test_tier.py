@@ -2,6 +2,7 @@
 
 from array import array
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ TOKEN_S = 0.25
 TIER = TierConfig(capacity_blocks=8, tokens_per_s=64.0, latency_s=0.5)
 
 
-def make_engine(tier: KvTier | None) -> Engine:
+def make_engine(tier: KvTier | None, capacity_blocks: int = 64) -> Engine:
     """A step takes a second and a quarter of one per token."""
     cost = CostModel(
         step_overhead_s=STEP_S,
@@ -33,7 +34,7 @@ def make_engine(tier: KvTier | None) -> Engine:
         EngineConfig(
             cost=cost,
             block_size_tokens=BLOCK_SIZE,
-            capacity_blocks=64,
+            capacity_blocks=capacity_blocks,
             max_num_seqs=8,
             max_num_batched_tokens=64,
             output_ids=(0,),
@@ -113,6 +114,21 @@ def test_answers_are_not_written() -> None:
     tier = KvTier(TIER)
     play(make_engine(tier), range(6), output_tokens=12)
     assert len(tier) == 1
+
+
+def test_a_demoted_block_is_in_the_tier_only_when_its_place_was_taken() -> None:
+    """Three prompts of two blocks, and room for four: the third demotes the first, tail first."""
+    tier = KvTier(replace(TIER, write="evicted"))
+    engine = make_engine(tier, capacity_blocks=4)
+    play(engine, range(8))
+    play(engine, range(100, 108))
+    assert len(tier) == 0
+    play(engine, range(200, 208))
+    assert len(tier) == 2
+    step = play(engine, range(9))  # takes three blocks: of the second prompt two, of the third one
+    assert step.admissions[0][1:] == (0, 8)
+    assert step.duration_s == STEP_S + TOKEN_S + 0.5 + 8 / 64
+    assert len(tier) == 5
 
 
 def test_the_least_recently_written_chain_goes_first_and_its_tail_before_its_head() -> None:

@@ -5,6 +5,8 @@ Content is named by a block's identity: a small non-negative integer that stands
 tokens and all before them, so equal identities mean an equal prefix.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +26,14 @@ class BlockColumns:
         order: which free block goes next; starts with all of them.
     """
 
-    def __init__(self, capacity_blocks: int, order: FreeOrder) -> None:
+    def __init__(
+        self,
+        capacity_blocks: int,
+        order: FreeOrder,
+        demote: Callable[[Identities], None] | None = None,
+    ) -> None:
+        """Empty blocks that are evicted in this order; `demote` takes what they held, in order."""
+        self._demote = demote
         self.capacity_blocks = capacity_blocks
         self.order = order
         self._references = np.zeros(capacity_blocks, np.int32)
@@ -91,6 +100,8 @@ class BlockColumns:
             self._forget(taken, held)
         elif resident.any():
             self._forget(taken[resident], held[resident])
+        if self._demote is not None:
+            self._demote(held[resident])
         return taken, held
 
     def store(

@@ -61,7 +61,12 @@ class SpanEngine:
         self.tier = tier
         self.totals = EngineTotals()
         blocks = config.capacity_blocks
-        self.pool = BlockColumns(blocks, LeastRecentlyFreed(blocks) if order is None else order)
+        self._demotes = tier is not None and tier.config.takes_evicted
+        self.pool = BlockColumns(
+            blocks,
+            LeastRecentlyFreed(blocks) if order is None else order,
+            tier.demote if tier is not None and self._demotes else None,
+        )
         self._waiting: deque[ActiveChain] = deque()
         self._decoders = Decoders(config.block_size_tokens)
         self._tail: ActiveChain | None = None  # its prompt is computed in part
@@ -126,7 +131,7 @@ class SpanEngine:
             return None
         steps = 0
         if len(decoders) and self._tail is None and not (self._waiting and self._has_room()):
-            steps = decoders.steps_within(0, decoders.steps_to_end, self.pool.free_count)
+            steps = decoders.steps_within(0, decoders.steps_to_end, self._span_blocks())
         self._span = self._decode_span(now_s, steps) if steps else self._step(now_s)
         return self._span
 
@@ -157,7 +162,7 @@ class SpanEngine:
             self.totals.generated_tokens += 1
             if first:
                 self.totals.prompt_tokens += request.prompt_tokens
-                if self.tier is not None:
+                if self.tier is not None and not self._demotes:
                     full = request.prompt_tokens // self.config.block_size_tokens
                     self.tier.write(request.blocks[:full])
             if first or last:
@@ -253,7 +258,15 @@ class SpanEngine:
         and what the first of them would hit grows by one block at most for each one evicted.
         """
         decoders = self._decoders
-        return 1 + decoders.steps_within(1, decoders.steps_to_end, self.pool.free_count)
+        return 1 + decoders.steps_within(1, decoders.steps_to_end, self._span_blocks())
+
+    def _span_blocks(self) -> int:
+        """Blocks that steps of a span may take.
+
+        None where what is evicted goes to a tier: other engines see it from the step on that takes
+        the block, so that step is one of its own.
+        """
+        return 0 if self._demotes else self.pool.free_count
 
     def _head_may_hit_more(self) -> bool:
         """A decoding request may yet store the next block that the first waiting one lacks."""

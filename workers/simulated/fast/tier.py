@@ -48,6 +48,14 @@ class TierColumns:
         end = int(stamps.argmin())  # the first of the smallest: of the zeros, where there are some
         return len(identities) if stamps[end] else end
 
+    def demote(self, identities: Identities) -> None:
+        """Hold these blocks, evicted in this order, perhaps one twice; what is too much goes."""
+        latest_first = identities[::-1]
+        _, places = np.unique(latest_first, return_index=True)
+        if len(places) < len(identities):  # its later eviction counts
+            latest_first = latest_first[np.sort(places)]
+        self.write(latest_first)
+
     def write(self, identities: Identities) -> None:
         """Hold this chain, from its first block on; what is too much is dropped. All are learnt."""
         if not len(identities):

@@ -29,6 +29,8 @@ class Chart:
         explanation: what is seen and which way is better.
         layout: axes; the page adds fonts and colours.
         traces: by load as `load_key` writes it; under "" when all loads are in one plot.
+        by_series: its lines are the matrix's, which a reader chooses from in the page; else they
+            are others, all shown with a legend of their own, and `meta` is a place among these.
     """
 
     identity: str
@@ -36,6 +38,7 @@ class Chart:
     explanation: str
     layout: dict[str, Any]
     traces: dict[str, list[Trace]]
+    by_series: bool = True
 
 
 def load_key(load: float) -> str:
@@ -69,11 +72,11 @@ def _distribution(
         values = cell.quantiles(f"{name}_quantiles_s")
         # A logarithmic axis has no zero; a microsecond is less than anybody measures.
         seconds = [max(value, 1e-6) for value in values]
-        return {"x": _rounded(seconds), "y": _SHARES} if values else None
+        return {"x": rounded(seconds), "y": _SHARES} if values else None
 
     traces = _by_load(places, rank, trace, "%{y:.0f} % within %{x:.3s}s")
     times_s = [time_s for own in traces.values() for one in own for time_s in one["x"]]
-    ticks_s = _log_ticks(times_s)
+    ticks_s = log_ticks(times_s)
 
     return Chart(
         identity=identity,
@@ -88,7 +91,7 @@ def _distribution(
                 "type": "log",
                 "title": {"text": name.upper()},
                 "tickvals": ticks_s,
-                "ticktext": [_seconds_text(tick_s) for tick_s in ticks_s],
+                "ticktext": [seconds_text(tick_s) for tick_s in ticks_s],
             },
             "yaxis": {"title": {"text": "requests (%)"}, "range": [0, 102], "dtick": 25},
         },
@@ -102,7 +105,7 @@ def _imbalance(places: dict[float, list[Cell]], rank: dict[str, int], identity: 
         if not points:
             return None
         times_s, ratios = zip(*points, strict=True)
-        return {"x": _rounded(times_s), "y": _rounded(ratios)}
+        return {"x": rounded(times_s), "y": rounded(ratios)}
 
     return Chart(
         identity=identity,
@@ -129,7 +132,7 @@ def _goodput(places: dict[float, list[Cell]], rank: dict[str, int], identity: st
             "type": "scatter",
             "mode": "lines",
             "x": _percents(loads),
-            "y": _rounded(offered),
+            "y": rounded(offered),
             "name": "offered",
             "meta": -1,
             "line": {"dash": "dot", "width": 1.5},
@@ -138,13 +141,13 @@ def _goodput(places: dict[float, list[Cell]], rank: dict[str, int], identity: st
     ]
     for series, cells in _lines(places, rank):
         spreads = [cell.spread("goodput_rps") * cell.mean("goodput_rps") for cell in cells]
-        errors = {"type": "data", "array": _rounded(spreads), "thickness": 1, "width": 3}
+        errors = {"type": "data", "array": rounded(spreads), "thickness": 1, "width": 3}
         traces.append(
             {
                 **_line(series, rank[series]),
                 "mode": "lines+markers",
                 "x": _percents([cell.load for cell in cells]),
-                "y": _rounded([cell.mean("goodput_rps") for cell in cells]),
+                "y": rounded([cell.mean("goodput_rps") for cell in cells]),
                 **({"error_y": errors} if any(map(isfinite, spreads)) else {}),
                 "hovertemplate": "%{y:.3~g}/s at %{x} %",
             }
@@ -187,7 +190,7 @@ def _hit_ratio(places: dict[float, list[Cell]], rank: dict[str, int], identity: 
                     "meta": rank[series],
                     "marker": {"pattern": {"shape": "/" if rank[series] >= COLOURS else ""}},
                     "x": [percent(cell.load) for cell in cells],
-                    "y": _rounded([100 * cell.mean("hit_ratio") for cell in cells]),
+                    "y": rounded([100 * cell.mean("hit_ratio") for cell in cells]),
                     "hovertemplate": "%{y:.1f} %",
                 }
                 for series, cells in _lines(places, rank)
@@ -239,7 +242,7 @@ def _line(series: str, place: int) -> Trace:
     }
 
 
-def _log_ticks(values: Sequence[float]) -> list[float]:
+def log_ticks(values: Sequence[float]) -> list[float]:
     """Round values from the least to the greatest, fewer a decade when there are many decades."""
     if not values:
         return []
@@ -248,7 +251,8 @@ def _log_ticks(values: Sequence[float]) -> list[float]:
     return [float(f"{step}e{power}") for power in range(first, last + 1) for step in steps]
 
 
-def _seconds_text(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """In the unit that suits it."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= scale:
             return f"{seconds / scale:,.0f} {unit}"
@@ -259,6 +263,6 @@ def _percents(loads: Sequence[float]) -> list[float]:
     return [float(f"{100 * load:.6g}") for load in loads]
 
 
-def _rounded(values: Sequence[float]) -> list[float | None]:
+def rounded(values: Sequence[float]) -> list[float | None]:
     """JSON has no NaN; plotly.js leaves a gap at null."""
     return [float(f"{value:.{_DIGITS}g}") if isfinite(value) else None for value in values]

@@ -4,7 +4,7 @@ const load = () => document.querySelector("#loads input:checked").value;
 
 function tracesOf(plot) {
   const traces = plot.traces[""] ?? plot.traces[load()] ?? [];
-  return traces.filter((trace) => trace.meta < 0 || boxes[trace.meta].checked).map((trace) => {
+  return traces.filter((trace) => !plot.bySeries || trace.meta < 0 || boxes[trace.meta].checked).map((trace) => {
     const own = colour(trace.meta);
     return trace.type === "bar"
       ? { ...trace, marker: { ...trace.marker, color: own } }
@@ -15,7 +15,7 @@ function tracesOf(plot) {
 function draw(id) {
   const plot = PLOTS[id];
   const traces = tracesOf(plot);
-  const layout = layoutOf(plot);
+  const layout = layoutOf(plot, plot.bySeries ? {} : { showlegend: true, legend: { orientation: "h", y: -0.25 } });
   if (!traces.length) {
     layout.annotations = [{ text: "Nothing was run at this load.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
   }

@@ -11,6 +11,8 @@ import jinja2
 from loadgen.simulation.lab.figures import AGENT_SLO, CHAT_SLO, RunFigures
 from loadgen.simulation.lab.report import charts, claims
 from loadgen.simulation.lab.report.cells import BASELINE, Cell, Matrix, Shape
+from loadgen.simulation.lab.report.eviction_views import EvictionView, eviction_views
+from loadgen.simulation.lab.report.evictions import eviction_rows
 from loadgen.simulation.lab.report.tables import (
     COLUMNS,
     OVERVIEW_FIGURES,
@@ -76,6 +78,8 @@ def page(
     workloads = [
         _workload(matrix, workload, f"w{place}") for place, workload in enumerate(matrix.workloads)
     ]
+    evictions = _evictions(runs)
+    plotted = [chart for part in (evictions, workloads) for one in part for chart in _charts(one)]
     return environment.get_template("page.html.jinja").render(
         title=title,
         notes={**notes, **_counted(matrix, runs)},
@@ -95,16 +99,27 @@ def page(
         judged=claims.judge(matrix, agents=agents, whys=whys),
         rule=claims.RULE,
         workloads=workloads,
+        evictions=evictions,
         fleets=_fleets(matrix),
         chat_slo=CHAT_SLO,
         agent_slo=AGENT_SLO,
         agents=[name for name in matrix.workloads if name in agents],
         plotly_js=get_plotlyjs(),
-        plots=_script_json(
-            {one["id"]: one for workload in workloads for one in map(_plot, workload["charts"])}
-        ),
+        plots=_script_json({chart.identity: _plot(chart) for chart in plotted}),
         colours=charts.COLOURS,
     )
+
+
+def _evictions(runs: Sequence[RunFigures]) -> list[EvictionView]:
+    """Where eviction policies are an axis."""
+    return eviction_views(eviction_rows(runs)) if len({run.eviction for run in runs}) > 1 else []
+
+
+def _charts(part: EvictionView | Mapping[str, Any]) -> Sequence[charts.Chart]:
+    if isinstance(part, EvictionView):
+        return part.charts
+    found: list[charts.Chart] = part["charts"]
+    return found
 
 
 def _overview_columns() -> list[Column]:
@@ -200,7 +215,12 @@ def _counted(matrix: Matrix, runs: Sequence[RunFigures]) -> dict[str, str]:
 
 
 def _plot(chart: charts.Chart) -> dict[str, Any]:
-    return {"id": chart.identity, "layout": chart.layout, "traces": chart.traces}
+    return {
+        "id": chart.identity,
+        "layout": chart.layout,
+        "traces": chart.traces,
+        "bySeries": chart.by_series,
+    }
 
 
 def _script_json(value: object) -> str:
