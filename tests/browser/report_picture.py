@@ -1,7 +1,9 @@
-"""A picture of one plot of the trace analysis's page, for the README.
+"""A picture of one plot of a report, as of `analyze` and `simulate`, for the README.
 
 make analyze TRACE="mooncake_conversation.jsonl.gz mooncake_synthetic.jsonl.gz ..."
-.venv/bin/python tests/browser/analysis_picture.py build/analyze caches docs/images/reuse.png
+.venv/bin/python tests/browser/report_picture.py build/analyze caches docs/images/reuse.png
+make simulate SIMULATE_ARGS="--scenario eviction --workloads [agents] --loads [0.35] --output build/eviction"
+.venv/bin/python tests/browser/report_picture.py build/eviction e0-0-hits docs/images/eviction.png
 """
 
 import asyncio
@@ -20,9 +22,10 @@ _ALONE = """
 (() => {
   const figure = document.getElementById(PLOT).closest('figure');
   const legend = document.getElementById('series');
+  const namesItsLines = PLOT.startsWith('e');  // the figures of evictions
   for (const hidden of document.querySelectorAll('body > *')) hidden.hidden = true;
   const alone = document.createElement('main');
-  alone.append(legend, figure);
+  alone.append(...(namesItsLines ? [] : [legend]), figure);
   document.body.append(alone);
   for (const control of legend.querySelectorAll('input, legend')) control.style.display = 'none';
   scrollTo(0, 0);
@@ -31,7 +34,7 @@ _ALONE = """
 
 
 async def main(folder: Path, plot: str, picture: Path) -> None:
-    """Take the plot of that identity, with the names of the traces above it."""
+    """Take the plot of that identity, with the names of its lines."""
     page = (folder / "report.html").resolve().as_uri()
     async with chromium() as browser, browser.tab(page, **SIZE, scale=2) as tab:
         await tab.see("document.querySelector('.swatch').style.getPropertyValue('--own')")
