@@ -1,8 +1,9 @@
-"""A picture of one plot of a report, as of `analyze` and `simulate`, for the README.
+r"""A picture of one plot of a report, as of `analyze` and `simulate`, for the README.
 
 make analyze TRACE="mooncake_conversation.jsonl.gz mooncake_synthetic.jsonl.gz ..."
 .venv/bin/python tests/browser/report_picture.py build/analyze caches docs/images/reuse.png
-make simulate SIMULATE_ARGS="--scenario eviction --workloads [agents] --loads [0.35] --output build/eviction"
+.venv/bin/python -m loadgen simulate --scenario eviction --workloads [agents] --loads [0.35] \
+    --output build/eviction
 .venv/bin/python tests/browser/report_picture.py build/eviction e0-0-hits docs/images/eviction.png
 """
 
