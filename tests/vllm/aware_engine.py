@@ -87,7 +87,10 @@ class AwareEngine:
             drain_deadline_s=2,
             tell_category="true",
         )
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        # Engines close idle connections after 5 s, which a request may find out too late.
+        connector = aiohttp.TCPConnector(force_close=True)
+        deadline = aiohttp.ClientTimeout(total=60)
+        async with aiohttp.ClientSession(timeout=deadline, connector=connector) as session:
             started = cls(
                 session=session,
                 redis=part(

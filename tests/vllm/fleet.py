@@ -134,7 +134,10 @@ class RealFleet:
         redis_port = pick(21_000)
         redis_url = f"redis://{HOST}:{redis_port}"
         ports = [pick(21_010) for _ in range(2)]
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+        # Engines close idle connections after 5 s, which a request may find out too late.
+        connector = aiohttp.TCPConnector(force_close=True)
+        deadline = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(timeout=deadline, connector=connector) as session:
             fleet = cls(
                 session=session,
                 redis=_part(

@@ -137,11 +137,18 @@ async def test_lost_messages_beyond_the_ring(truth: Truth, asker: Asker, report:
 
 
 async def lose_beyond_the_ring(truth: Truth, prompts: Prompts, kept: list[list[int]]) -> None:
-    """Lose more batches of `b` than its ring holds; only prompts that are kept stay in use."""
+    """Lose more batches of `b` than its ring holds; only prompts that are kept stay in use.
+
+    In the silence the ring is asked once, and not again before the next message: only from then on
+    it is left behind, however fast the engine is.
+    """
     worker = truth.fleet.workers["b"]
     assert worker.forwarder is not None
     before = worker.forwarder.lost
+    asked = await truth.fleet.metric(worker, "replays_total")
     worker.forwarder.lose(1 << 30)
+    await truth.fill(worker, prompts.blocks(1))
+    await until(partial(has_asked, truth, asked), "the ring is asked")
     for number in range(RING_BATCHES + 26):
         await truth.fill(worker, prompts.blocks(1))
         if number % 8 == 0:
@@ -150,6 +157,11 @@ async def lose_beyond_the_ring(truth: Truth, prompts: Prompts, kept: list[list[i
     worker.forwarder.lose(0)
     assert worker.forwarder.lost - before > RING_BATCHES
     await truth.fill(worker, prompts.blocks(1))
+
+
+async def has_asked(truth: Truth, before: float) -> bool:
+    """Whether the sidecar of `b` has asked the ring since."""
+    return await truth.fleet.metric(truth.fleet.workers["b"], "replays_total") > before
 
 
 async def is_incomplete(truth: Truth, name: str) -> bool:
