@@ -166,6 +166,7 @@ async def test_request_id_of_the_caller_is_in_the_answer() -> None:
         ("lfu", None, 48),
         ("workload_aware", "header", 48),
         ("workload_aware", "body", 48),
+        ("workload_aware", "body, another in the header", 48),
         ("workload_aware", None, 0),
     ],
 )
@@ -181,8 +182,10 @@ async def test_eviction_policy_decides_what_still_hits(
         for number in (0, 0, 1, 2, 0):
             category = "once" if number else "chat"
             body: dict[str, object] = {"prompt": prompts[number], "max_tokens": 1}
-            headers = {"X-Timestable-Category": category} if told == "header" else {}
-            if told == "body":
+            headers = {}
+            if told and "header" in told:
+                headers["X-Timestable-Category"] = "any" if "body" in told else category
+            if told and "body" in told:
                 body["vllm_xargs"] = {"timestable_category": category}
             async with live.http.post("/v1/completions", json=body, headers=headers) as response:
                 answer = await response.json()

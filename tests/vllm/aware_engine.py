@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from waiting import until
 from deploy.local import embedded_redis
 from deploy.local.part import Part
 from deploy.local.ports import PortPicker
+from tests.vllm.parts import part, program, redis_part, router_part, session_without_pool
 from tests.vllm.settings import (
     BLOCK,
     ENGINE_ENVIRONMENT,
@@ -40,7 +40,6 @@ class AwareEngine:
     engine: Part
     sidecar: Part
     router: Part
-    engine_url: str
     router_url: str
 
     @classmethod
@@ -56,20 +55,17 @@ class AwareEngine:
         redis_port, router_port, port = pick(21_200), pick(21_201), pick(21_202)
         redis_url, engine_url = f"redis://{HOST}:{redis_port}", f"http://{HOST}:{port}"
 
-        def part(name: str, command: list[str], **environment: str) -> Part:
-            path = folder / f"{name}.log"
-            return Part(name=name, command=command, log_path=path, environment=environment)
-
-        def program(module: str, **options: object) -> list[str]:
-            told = [f"--{key}={value}" for key, value in options.items()]
-            return [sys.executable, "-m", module, *told]
-
         engine = [
             *(str(VLLM_PYTHON), "-m", "workers", "vllm", f"--model={MODEL}", f"--port={port}"),
             *(f"--served_model_name={NAME}", f"--event_endpoint=tcp://*:{pick(21_203)}"),
             *(f"--replay_endpoint=tcp://*:{pick(21_204)}", "--", *ENGINE_FLAGS),
             *("--num-gpu-blocks-override", str(CAPACITY_BLOCKS)),  # the last one counts
         ]
+        environment = {
+            **ENGINE_ENVIRONMENT,
+            "PYTHONPATH": python_path,
+            "TIMESTABLE_VLLM_EVICTION": "workload_aware",
+        }
         sidecar = program(
             "indexer",
             engine_url=engine_url,
@@ -78,34 +74,13 @@ class AwareEngine:
             instances_expected=1,
             metrics_port=0,
         )
-        router = program(
-            "router",
-            redis_url=redis_url,
-            host=HOST,
-            port=router_port,
-            drain_notice_s=0,
-            drain_deadline_s=2,
-            tell_category="true",
-        )
-        # Engines close idle connections after 5 s, which a request may find out too late.
-        connector = aiohttp.TCPConnector(force_close=True)
-        deadline = aiohttp.ClientTimeout(total=60)
-        async with aiohttp.ClientSession(timeout=deadline, connector=connector) as session:
+        async with session_without_pool() as session:
             started = cls(
                 session=session,
-                redis=part(
-                    "redis", embedded_redis.command(host=HOST, port=redis_port, directory=folder)
-                ),
-                engine=part(
-                    "engine",
-                    engine,
-                    **ENGINE_ENVIRONMENT,
-                    PYTHONPATH=python_path,
-                    TIMESTABLE_VLLM_EVICTION="workload_aware",
-                ),
-                sidecar=part("sidecar", sidecar),
-                router=part("router", router, HF_HUB_OFFLINE="1"),
-                engine_url=engine_url,
+                redis=redis_part(redis_port, folder=folder),
+                engine=part("engine", engine, environment, folder=folder),
+                sidecar=part("sidecar", sidecar, folder=folder),
+                router=router_part("router", redis_url, router_port, folder=folder),
                 router_url=f"http://{HOST}:{router_port}",
             )
             parts = (started.router, started.sidecar, started.engine, started.redis)

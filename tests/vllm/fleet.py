@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from deploy.local import embedded_redis
 from deploy.local.part import Part
 from deploy.local.ports import PortPicker
 from tests.vllm.forwarder import Forwarder
+from tests.vllm.parts import part, program, redis_part, router_part, session_without_pool
 from tests.vllm.plugin_path import plugin_path
 from tests.vllm.settings import (
     ADAPTERS,
@@ -75,7 +75,7 @@ class Worker:
     async def start_engine(self) -> None:
         """Start a new engine process; returns at once."""
         name = f"engine-{self.name}-{next(self._starts)}"
-        self.engine = _part(name, self.engine_command, self.environment)
+        self.engine = part(name, self.engine_command, self.environment)
         await self.engine.start()
 
     async def start_sidecar(self, *options: str) -> None:
@@ -83,7 +83,7 @@ class Worker:
         name = f"sidecar-{self.name}-{next(self._starts)}"
         journal = RUN_DIR / f"journal-{name}.jsonl"
         command = [*self.sidecar_command, f"--journal_path={journal}", *options]
-        self.sidecar = _part(name, command, {})
+        self.sidecar = part(name, command, {})
         await self.sidecar.start()
 
     def kill_engine(self) -> None:
@@ -98,16 +98,6 @@ class Worker:
             self.sidecar.kill()
         else:
             os.kill(self.sidecar.pid, number)
-
-
-def _part(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Part:
-    return Part(
-        name=name, command=command, log_path=RUN_DIR / f"{name}.log", environment=environment
-    )
-
-
-def _program(module: str, **options: object) -> list[str]:
-    return [sys.executable, "-m", module, *(f"--{key}={value}" for key, value in options.items())]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,20 +124,13 @@ class RealFleet:
         redis_port = pick(21_000)
         redis_url = f"redis://{HOST}:{redis_port}"
         ports = [pick(21_010) for _ in range(2)]
-        # Engines close idle connections after 5 s, which a request may find out too late.
-        connector = aiohttp.TCPConnector(force_close=True)
-        deadline = aiohttp.ClientTimeout(total=120)
-        async with aiohttp.ClientSession(timeout=deadline, connector=connector) as session:
+        async with session_without_pool() as session:
             fleet = cls(
                 session=session,
-                redis=_part(
-                    "redis",
-                    embedded_redis.command(host=HOST, port=redis_port, directory=RUN_DIR),
-                    {},
-                ),
+                redis=redis_part(redis_port),
                 workers={name: _worker(name, redis_url, pick) for name in ("a", "b")},
                 routers=tuple(
-                    _part(f"router-{number}", _router(redis_url, port), {"HF_HUB_OFFLINE": "1"})
+                    router_part(f"router-{number}", redis_url, port)
                     for number, port in enumerate(ports, start=1)
                 ),
                 router_urls=tuple(f"http://{HOST}:{port}" for port in ports),
@@ -305,19 +288,7 @@ def _worker(name: str, redis_url: str, pick: Callable[[int], int]) -> Worker:
         sidecar_url=f"http://{HOST}:{metrics}",
         engine_command=[*command, "--", *ENGINE_FLAGS, *lora],
         environment=environment,
-        sidecar_command=_program("indexer", **sidecar),
+        sidecar_command=program("indexer", **sidecar),
         checkpoint_path=checkpoint_path,
         forwarder=forwarder,
-    )
-
-
-def _router(redis_url: str, port: int) -> list[str]:
-    return _program(
-        "router",
-        redis_url=redis_url,
-        host=HOST,
-        port=port,
-        drain_notice_s=0,
-        drain_deadline_s=2,
-        tell_category="true",
     )

@@ -218,16 +218,16 @@ async def test_turns_through_a_router(results: list[dict[str, Any]], aware: Awar
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_categories_of_clients(aware: AwareEngine) -> None:
-    """A client's own header passes the router, its `vllm_xargs` reach the engine as well."""
+    """Its own header passes the router, and `vllm_xargs` come before the header of a router."""
     await aware.wait_ready()
     known, prompts = aware.categories(), Prompts(74)
-    for url, headers, extra in (
-        (aware.router_url, {"x-timestable-category": "agent:tool"}, {}),
-        (aware.engine_url, {}, {"vllm_xargs": {"timestable_category": "batch:0"}}),
+    for headers, extra in (
+        ({"x-timestable-category": "agent:tool"}, {}),
+        ({}, {"vllm_xargs": {"timestable_category": "batch:0"}}),
     ):
         body = {"model": NAME, "prompt": prompts.blocks(2), "max_tokens": 1, **extra}
         async with aware.session.post(
-            f"{url}/v1/completions", json=body, headers=headers
+            f"{aware.router_url}/v1/completions", json=body, headers=headers
         ) as response:
             assert response.status == 200, await response.text()
     await until_equal([*known, "agent:tool", "batch:0"], aware.categories)

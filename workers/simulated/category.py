@@ -12,13 +12,13 @@ CATEGORY_CHARACTERS_MAX: Final = 64
 
 
 def category_of(headers: Mapping[str, str], body: Body) -> Category | None:
-    """What the header tells, else `vllm_xargs` of the body; None: nothing that can be used.
+    """What `vllm_xargs` of the body tells, else the header; None: nothing that can be used.
 
     Raises:
         ApiError: `vllm_xargs` is no object.
     """
     arguments = body.mapping("vllm_xargs")
-    told = headers.get(CATEGORY_HEADER, arguments.get(CATEGORY_ARGUMENT))
+    told = arguments.get(CATEGORY_ARGUMENT, headers.get(CATEGORY_HEADER))
     if not isinstance(told, str) or not 0 < len(told) <= CATEGORY_CHARACTERS_MAX:
         return None
     return Category(told, 0)

@@ -90,7 +90,8 @@ def pass_header_on() -> None:
             kwargs["trace_headers"] = rest or None
             if hasattr(params, "extra_args"):  # sampling, not pooling
                 told = {CATEGORY_ARGUMENT: traced[CATEGORY_HEADER]}
-                params.extra_args = {**(params.extra_args or {}), **told}
+                # A router adds its header without knowing the body: what that says comes first.
+                params.extra_args = {**told, **(params.extra_args or {})}
         return await add_request(self, request_id, prompt, params, *args, **kwargs)
 
     BaseServing._get_trace_headers = read_category  # noqa: SLF001
