@@ -5,7 +5,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-WAIT_S = 10.0
+WAIT_S = 30.0
+"""Several of the product's own periods (leases, measurements: 10 s); met, it costs nothing."""
+
 POLL_S = 0.01
 
 
