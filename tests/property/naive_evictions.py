@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import exp, inf
 
 from workers.simulated.eviction.base import Category
-from workers.simulated.eviction.reuse import GAP_S_MIN
+from workers.simulated.eviction.reuse import COUNT_MIN, GAP_S_MIN
 from workers.simulated.eviction.workload_aware import FADE_S, LIFE_S, REMEMBERED_PER_BLOCK
 
 Key = tuple[float, float]
@@ -218,6 +218,18 @@ class NaiveWorkloadAware(Naive):
         self.reused: list[tuple[Category | None, float, float]] = []  # gap, when
         self.gone: dict[int, tuple[Category | None, float]] = {}  # content -> whose, freed when
 
+    def advance(self, now_s: float) -> None:
+        """What has faded to next to nothing is no more."""
+        super().advance(now_s)
+        for own in {last for last, _, _ in self.reused}:
+            reuses = [(gap_s, self.faded(at_s)) for last, gap_s, at_s in self.reused if last == own]
+            if sum(weight for gap_s, weight in reuses if gap_s >= GAP_S_MIN) < COUNT_MIN:
+                self.reused = [
+                    (last, 0.0 if last == own else gap_s, at_s) for last, gap_s, at_s in self.reused
+                ]
+            if sum(weight for _, weight in reuses) < COUNT_MIN:
+                self.reused = [one for one in self.reused if one[0] != own]
+
     def touch(self, block_ids: Sequence[int], category: Category | None) -> None:
         """Credited to whoever used a block last."""
         for block_id in block_ids:
@@ -262,7 +274,7 @@ class NaiveWorkloadAware(Naive):
         rate = 1 / mean_s
         if long:
             rate = sum(weight for _, weight in long) / sum(gap * weight for gap, weight in long)
-        ratio = min(1.0, sum(weight for _, weight in reuses) / seen)
+        ratio = min(1.0, sum(weight for _, weight in reuses) / seen) if seen else 1.0
         age_s = self.now_s - self.freed_s[block_id]
         return ratio * exp(-rate * age_s) * (1 - exp(-rate * LIFE_S))
 

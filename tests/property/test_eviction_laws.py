@@ -37,11 +37,18 @@ TWINS: dict[str, Callable[[int], Naive]] = {
 
 ACTIONS = ["take", "store", "store", "release", "release", "empty", "hit", "hit"]
 PAUSES_S = [0.0, 0.1, 1.0, 7.0, 250.0]
+LONG_PAUSES_S = [*PAUSES_S, 10_000.0, 322_000.0]  # after the last, counts are no floats any more
 
 
 @pytest.mark.parametrize("name", EVICTIONS)
-@given(actions_count=st.integers(0, 150), seed=st.integers(0, 1 << 32))
-def test_a_policy_and_its_naive_twin_evict_alike(name: str, actions_count: int, seed: int) -> None:
+@given(
+    actions_count=st.integers(0, 150),
+    seed=st.integers(0, 1 << 32),
+    pauses_s=st.sampled_from([PAUSES_S, LONG_PAUSES_S]),
+)
+def test_a_policy_and_its_naive_twin_evict_alike(
+    name: str, actions_count: int, seed: int, pauses_s: list[float]
+) -> None:
     """Whatever is taken, stored, hit and freed, by whom and when."""
     rng = np.random.default_rng(seed)
     requests = [(str(number), rng.permutation(CONTENTS)[:4].tolist()) for number in range(REQUESTS)]
@@ -59,7 +66,7 @@ def test_a_policy_and_its_naive_twin_evict_alike(name: str, actions_count: int, 
         action = ACTIONS[rng.integers(len(ACTIONS))] if place < actions_count else "take"
         wanted = int(rng.integers(1, CAPACITY)) if place < actions_count else CAPACITY
         category = CATEGORIES[rng.integers(len(CATEGORIES))]
-        now_s += PAUSES_S[rng.integers(len(PAUSES_S))]
+        now_s += pauses_s[rng.integers(len(pauses_s))]
         for one in (order, twin):
             one.advance(now_s)
         match action:

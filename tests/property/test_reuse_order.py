@@ -11,7 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from workers.simulated.eviction.base import Category
 from workers.simulated.eviction.workload_aware import WorkloadAware
-from workers.vllm.reuse_order import CATEGORIES_MAX, GAP_MIN_S, LIFE_S, WINDOW_BLOCKS, ReuseOrder
+from workers.vllm.reuse_order import (
+    CATEGORIES_MAX,
+    GAP_MIN_S,
+    LIFE_S,
+    WINDOW_BLOCKS,
+    CategoryFit,
+    ReuseOrder,
+)
 
 BLOCKS = 12
 CATEGORIES = ("chat:0", "chat:1", "once:0", None)
@@ -222,6 +229,24 @@ def test_recent_past_decides() -> None:
         assert fit.seen_blocks < 2 * WINDOW_BLOCKS
     assert fit is not None
     assert fit.reused_blocks / fit.seen_blocks < 0.1
+
+
+def test_a_reuse_of_long_ago_is_none() -> None:
+    """Not a number too small to be divided by: that would end the engine."""
+    fit = CategoryFit()
+    fit.note_use()
+    fit.note_reuse(20.0)
+    fit.refresh(LIFE_S)
+    assert (fit.level, fit.rate_per_s) != (-math.inf, 1 / GAP_MIN_S)
+    for halvings in range(1200):
+        fit.seen_blocks = 2.0 * WINDOW_BLOCKS - 1
+        fit.note_use()
+        fit.refresh(LIFE_S)
+        assert (fit.level == -math.inf) == (halvings >= 29)  # 2 ** -30 is below COUNT_MIN
+    assert fit.rate_per_s == 1 / GAP_MIN_S
+    fit.note_reuse(0.0)
+    fit.refresh(LIFE_S)
+    assert fit.level > -math.inf
 
 
 def test_categories_are_bounded() -> None:

@@ -19,6 +19,9 @@ GAP_MIN_S: Final = 0.3
 WINDOW_BLOCKS: Final = 4096
 """Of a category; then all it has counted is halved, so that the recent past decides."""
 
+COUNT_MIN: Final = 1e-9
+"""Halved to less, reuses or gaps are none: far below, their ratios would not be numbers."""
+
 CATEGORIES_MAX: Final = 64
 """Beyond, a category is as unknown as none: an eviction compares the heads of all."""
 
@@ -71,6 +74,10 @@ class CategoryFit:
             self.reused_blocks /= 2
             self.gaps_count /= 2
             self.gaps_sum_s /= 2
+            if self.gaps_count < COUNT_MIN:
+                self.gaps_count = self.gaps_sum_s = 0.0
+            if self.reused_blocks < COUNT_MIN:
+                self.reused_blocks = 0.0
 
     def note_reuse(self, gap_s: float) -> None:
         """What the category used last was used again, so long after it had become free."""
@@ -87,10 +94,11 @@ class CategoryFit:
             life_s: a reuse has to come within this.
         """
         self.is_stale = False
+        has_gaps = self.gaps_count > 0
+        self.rate_per_s = self.gaps_count / self.gaps_sum_s if has_gaps else 1 / GAP_MIN_S
         if not self.reused_blocks:
+            self.level = -math.inf
             return
-        if self.gaps_count:
-            self.rate_per_s = self.gaps_count / self.gaps_sum_s
         share = min(1.0, self.reused_blocks / self.seen_blocks)
         self.level = math.log(share * -math.expm1(-self.rate_per_s * life_s))
 

@@ -7,6 +7,9 @@ from typing import Final
 GAP_S_MIN: Final = 0.3
 """Shorter gaps are those of shared system prompts and tell nothing of a category."""
 
+COUNT_MIN: Final = 1e-9
+"""Faded to less, reuses or gaps are none: far below, their ratios would not be numbers."""
+
 
 def reuse_priority(reused_ratio: float, gap_rate: float, age_s: float, life_s: float) -> float:
     """Chance that a block is reused, and within `life_s` from now: p (e^(-at) - e^(-a(t + life))).
@@ -49,6 +52,10 @@ class ReuseFit:
         self.reused *= factor
         self.gaps_s *= factor
         self.gaps *= factor
+        if self.gaps < COUNT_MIN:
+            self.gaps = self.gaps_s = 0.0
+        if self.reused < COUNT_MIN:
+            self.reused = 0.0
 
     def priority(self, age_s: float, life_s: float) -> float:
         """Of a block last used so long ago; 0 where none was ever reused.
@@ -59,4 +66,5 @@ class ReuseFit:
             return 0.0
         rate = self.gaps / self.gaps_s if self.gaps else 1 / GAP_S_MIN
         # Reuses of what was seen before the fading outlive their blocks: at most all are reused.
-        return reuse_priority(min(1.0, self.reused / self.seen), rate, age_s, life_s)
+        reused_ratio = min(1.0, self.reused / self.seen) if self.seen else 1.0
+        return reuse_priority(reused_ratio, rate, age_s, life_s)
