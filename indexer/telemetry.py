@@ -199,6 +199,9 @@ class Telemetry:
         self.steps_malformed = self._process_counter(
             "steps_malformed", "Messages about steps that are not readable."
         )
+        self.steps_foreign = self._process_counter(
+            "steps_foreign", "Messages about steps of another process than the engine's."
+        )
         self.sweeps = self._process_counter("sweeps", "Dead slots swept and freed.")
         self.reaped = self._process_counter(
             "reaped_reservations", "Reservations of dead routers taken back."

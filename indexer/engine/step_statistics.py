@@ -1,8 +1,10 @@
 """An engine's load as it tells it itself after each step, where our plugin for vLLM runs in it.
 
-A message is one frame of msgpack: `[1, rank, running, waiting, KV usage ratio, sleep level, first
-tokens, ended requests, computed tokens]`. The engine's metrics are still asked, but only now and
-then: for what the messages do not tell, and because a message may be lost.
+A message is one frame of msgpack: `[2, rank, running, waiting, KV usage ratio, sleep level, first
+tokens, ended requests, computed tokens, process start]`. The engine's metrics are still asked, but
+only now and then: for what the messages do not tell, and because a message may be lost. They tell
+the start of the process as well: steps of another one, such as a second engine that got the first
+one's endpoint, or that of before a restart, are dropped.
 """
 
 import asyncio
@@ -22,8 +24,8 @@ from indexer.engine.engine_metrics import EngineSample, RequestTotals
 from indexer.engine.ring import open_socket
 from indexer.telemetry import Telemetry
 
-MESSAGE_VERSION: Final = 1
-MESSAGE_FIELDS: Final = 9
+MESSAGE_VERSION: Final = 2
+MESSAGE_FIELDS: Final = 10
 
 RANKS_MAX: Final = 1024
 """Of one engine: each has a series of its own among the metrics."""
@@ -49,6 +51,7 @@ class Step:
         sleep_level: as EngineSample has it.
         totals: since its start.
         computed_tokens: likewise, as EngineSample has them.
+        started_s: of its process, as EngineSample has it.
         heard_s: monotonic clock.
     """
 
@@ -57,6 +60,7 @@ class Step:
     sleep_level: int | None
     totals: RequestTotals
     computed_tokens: int
+    started_s: float | None
     heard_s: float
 
 
@@ -84,8 +88,8 @@ def parse_step(payload: bytes, heard_s: float) -> Step:
         raise ValueError(f"no msgpack: {error!r}") from error
     if not isinstance(fields, list) or len(fields) < MESSAGE_FIELDS:
         raise ValueError(f"not an array of {MESSAGE_FIELDS}")
-    version, rank, running, waiting, kv_usage, sleep_level, *totals = fields[:MESSAGE_FIELDS]
-    first_tokens, ended, computed = totals
+    version, rank, running, waiting, kv_usage, sleep_level, *others = fields[:MESSAGE_FIELDS]
+    first_tokens, ended, computed, started_s = others
     counts = (rank, running, waiting, first_tokens, ended, computed, sleep_level or 0)
     if version != MESSAGE_VERSION:
         raise ValueError(f"of version {version!r}, not {MESSAGE_VERSION}")
@@ -95,6 +99,8 @@ def parse_step(payload: bytes, heard_s: float) -> Step:
         raise ValueError(f"rank {rank}, of {RANKS_MAX} at most")
     if not isinstance(kv_usage, (int, float)) or not math.isfinite(kv_usage):
         raise ValueError(f"KV usage {kv_usage!r}")
+    if started_s is not None and not isinstance(started_s, (int, float)):
+        raise ValueError(f"process start {started_s!r}")
     return Step(
         rank=str(rank),
         counters=EngineCounters(
@@ -105,6 +111,7 @@ def parse_step(payload: bytes, heard_s: float) -> Step:
         sleep_level=sleep_level,
         totals=RequestTotals(first_tokens_count=first_tokens, ended_count=ended),
         computed_tokens=computed,
+        started_s=started_s,
         heard_s=heard_s,
     )
 
@@ -143,7 +150,8 @@ def newer(sample: EngineSample, asked_s: float, step: Step) -> EngineSample:
 class StepStatistics:
     """Hears the steps of one engine, and says what its load is by the newest of all that is known.
 
-    Without messages it is as if it were not there: the metrics are asked each time.
+    Without messages it is as if it were not there: the metrics are asked each time. The same with
+    those of another process than the one that has the metrics.
     """
 
     def __init__(self, endpoint: str, telemetry: Telemetry) -> None:
@@ -157,8 +165,9 @@ class StepStatistics:
         self._telemetry = telemetry
         self._steps: dict[str, Step] = {}
         self._scraped: Mapping[str, EngineSample] = {}
-        self._scraped_s = self._heard_s = float("-inf")
-        self._is_readable = True
+        self._scraped_s = float("-inf")
+        self._started_s: float | None = None  # of the process that has these metrics
+        self._is_readable = self._is_ours = True
         self._changed = asyncio.Event()
         self._log = structlog.get_logger()
 
@@ -184,7 +193,14 @@ class StepStatistics:
                 self._log.warning("step_unreadable", error=str(error))
             self._is_readable = False
             return
-        self._is_readable, self._heard_s = True, step.heard_s
+        self._is_readable = True
+        if not self._is_of_engine(step):
+            self._telemetry.steps_foreign.inc()
+            if self._is_ours:
+                self._log.warning("steps_of_another_engine", endpoint=self._endpoint)
+            self._is_ours = False
+            return
+        self._is_ours = True
         self._telemetry.steps.labels(step.rank).inc()
         known = self._steps.get(step.rank)
         if known is None:
@@ -193,6 +209,10 @@ class StepStatistics:
             self._changed.set()
         self._steps[step.rank] = step
 
+    def _is_of_engine(self, step: Step) -> bool:
+        """As far as both tell: it is from the process whose metrics were asked."""
+        return None in (step.started_s, self._started_s) or step.started_s == self._started_s
+
     async def samples(self, engine: TellsSamples) -> dict[str, EngineSample]:
         """Load by `engine` label, as `EngineApi.samples`.
 
@@ -200,9 +220,14 @@ class StepStatistics:
             EngineUnreachable: the metrics were asked, and not told.
         """
         now_s = time.monotonic()
-        if now_s - self._heard_s >= SCRAPE_S or now_s - self._scraped_s >= SCRAPE_S:
+        heard_s = max((step.heard_s for step in self._steps.values()), default=float("-inf"))
+        if now_s - heard_s >= SCRAPE_S or now_s - self._scraped_s >= SCRAPE_S:
             self._scraped = await engine.samples()
             self._scraped_s = now_s
+            self._started_s = next((one.started_s for one in self._scraped.values()), None)
+            self._steps = {
+                rank: one for rank, one in self._steps.items() if self._is_of_engine(one)
+            }
         self._changed.clear()
         return {
             rank: newer(sample, self._scraped_s, self._steps[rank])

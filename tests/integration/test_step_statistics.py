@@ -38,9 +38,16 @@ async def steps_told() -> AsyncIterator[tuple[zmq.asyncio.Socket, str]]:
             socket.close(linger=0)
 
 
-def step(running_count: int, waiting_count: int = 0, *, first: int = 0, ended: int = 0) -> bytes:
+def step(
+    running_count: int,
+    waiting_count: int = 0,
+    *,
+    first: int = 0,
+    ended: int = 0,
+    started_s: float | None = None,
+) -> bytes:
     """A message of rank 0."""
-    told = [1, 0, running_count, waiting_count, 0.5, None, first, ended, 100]
+    told = [2, 0, running_count, waiting_count, 0.5, None, first, ended, 100, started_s]
     return bytes(msgpack.packb(told))
 
 
@@ -118,13 +125,14 @@ def test_the_newer_is_believed(
 @pytest.mark.parametrize(
     "told",
     [
+        [1, 0, 1, 1, 0.5, None, 0, 0, 0, 5.0],
         [2, 0, 1, 1, 0.5, None, 0, 0, 0],
-        [1, 0, 1, 1, 0.5, None, 0, 0],
-        [1, 0, 1, 1, 0.5, "deep", 0, 0, 0],
-        [1, 0, -1, 1, 0.5, None, 0, 0, 0],
-        [1, 0, True, 1, 0.5, None, 0, 0, 0],
-        [1, 1 << 40, 1, 1, 0.5, None, 0, 0, 0],
-        [1, 0, 1, 1, float("nan"), None, 0, 0, 0],
+        [2, 0, 1, 1, 0.5, "deep", 0, 0, 0, 5.0],
+        [2, 0, -1, 1, 0.5, None, 0, 0, 0, 5.0],
+        [2, 0, True, 1, 0.5, None, 0, 0, 0, 5.0],
+        [2, 1 << 40, 1, 1, 0.5, None, 0, 0, 0, 5.0],
+        [2, 0, 1, 1, float("nan"), None, 0, 0, 0, 5.0],
+        [2, 0, 1, 1, 0.5, None, 0, 0, 0, "now"],
         {"running": 1},
         7,
     ],
@@ -162,6 +170,39 @@ async def test_metrics_are_asked_each_time_once_no_steps_are_told(
     now_s += 1.1 * step_statistics.SCRAPE_S
     assert [await running_count() for _ in range(3)] == [0, 0, 0]
     assert metrics.asked == 6
+
+
+async def test_steps_of_another_process_are_dropped() -> None:
+    """A second engine with the first one's endpoint, and the engine that was here before.
+
+    Heard before the metrics were first asked, or after; they neither change what is known, nor make
+    the metrics be asked more rarely, nor wake anybody.
+    """
+    telemetry = Telemetry(CollectorRegistry())
+    steps = step_statistics.StepStatistics("tcp://127.0.0.1:1", telemetry)
+
+    class Metrics:
+        asked = 0
+
+        async def samples(self) -> dict[str, EngineSample]:
+            self.asked += 1
+            return {"0": sample(1)}
+
+    metrics = Metrics()
+
+    async def running_count() -> int:
+        return (await steps.samples(metrics))["0"].counters.running_count
+
+    steps._hear(step(7, first=9, started_s=4.0))
+    assert await running_count() == 0
+    steps._hear(step(7, first=9, started_s=4.0))
+    assert not steps._changed.is_set()
+    assert await running_count() == 0
+    assert metrics.asked == 2
+    assert telemetry.steps_foreign._value.get() == 1
+    steps._hear(step(7, first=9, started_s=5.0))  # as the metrics tell it
+    assert await running_count() == 7
+    assert metrics.asked == 2
 
 
 async def test_a_pause_ends_with_a_step() -> None:
