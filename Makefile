@@ -22,7 +22,7 @@ FIND_LINKS = UV_FIND_LINKS="$$($(BIN)/python -m pip config list \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo up test test-peers test-vllm test-browser check fuzz bench bench-proxy bench-siblings bench-routers agreement cost-model consistency simulate simulate-full analyze chaos compose-check lock clean
+.PHONY: help setup demo up test test-peers test-vllm test-browser check fuzz bench bench-proxy bench-siblings bench-routers agreement cost-model consistency simulate simulate-full eviction analyze chaos compose-check lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ simulate: $(RUNTIME)  ## the policy lab: policies x workloads x loads in virtual
 
 simulate-full: $(RUNTIME)  ## every policy and staleness, hours; goes on after an abort; writes build/simulate-full
 	$(BIN)/python -m loadgen simulate --scenario full --output build/simulate-full $(SIMULATE_ARGS)
+
+eviction: $(RUNTIME)  ## eviction policies against cache size, 10 minutes; writes build/eviction (one minute: EVICTION_ARGS="--workloads [agents] --loads [0.35]")
+	$(BIN)/python -m loadgen simulate --scenario eviction --output build/eviction $(EVICTION_ARGS)
 
 analyze: $(RUNTIME)  ## what a workload reuses; writes build/analyze (TRACE="file ..."; a generated one unless given; ANALYZE_ARGS=...)
 	@test -n "$(TRACE)" || $(BIN)/python -m loadgen generate --out build/analyze/chat_mix.jsonl.gz \

@@ -1,8 +1,10 @@
 """A virtual fleet with a tier: what routers count on is what engines load."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+import pytest
 
 from loadgen.simulation.lab.demand import Demand, demanded
 from loadgen.simulation.lab.fleet import LabFleet, LabRun
@@ -17,6 +19,7 @@ TIER = TierConfig(capacity_blocks=400, tokens_per_s=100_000.0, latency_s=0.005)
 
 REQUESTS = 60
 ROW_BLOCK_TOKENS = 160
+AMPLE_BLOCKS, SMALL_BLOCKS = 1 << 14, 300
 APART_S = 30.0  # each request is alone, and everybody knows of the one before
 
 
@@ -54,9 +57,10 @@ def demand() -> Demand:
     return demanded(rows, pace="timestamps", block_size_tokens=16)
 
 
-def play(tier: TierConfig | None, policy: Looking) -> LabRun:
-    """Three instances that evict nothing."""
-    return LabFleet(LabSpec(instances=3, tier=tier), policy, demand(), seed=1).play()
+def play(tier: TierConfig | None, policy: Looking, capacity_blocks: int = AMPLE_BLOCKS) -> LabRun:
+    """Three instances, that evict nothing unless they are made small."""
+    spec = LabSpec(instances=3, tier=tier, capacity_blocks=capacity_blocks)
+    return LabFleet(spec, policy, demand(), seed=1).play()
 
 
 def test_routers_count_on_what_engines_load() -> None:
@@ -80,3 +84,20 @@ def test_a_tier_leaves_local_hits_as_they_are_and_saves_time() -> None:
     assert tiered.hit_tokens.tolist() == alone.hit_tokens.tolist()
     ttft_s = [run.first_token_s - run.arrived_s for run in (alone, tiered)]
     assert ttft_s[1].sum() < ttft_s[0].sum()
+
+
+@pytest.mark.parametrize("write", ["computed", "evicted"])
+def test_what_is_loaded_displaces_no_more_than_what_is_computed(
+    write: Literal["computed", "evicted"],
+) -> None:
+    """Device hits of the same requests on the same small instances are the same without a tier.
+
+    So where they fall behind routers that see a tier, it is because these choose other instances.
+    """
+    tier = replace(TIER, write=write)
+    ample = play(None, Looking()).requests
+    alone, tiered = (play(one, Looking(), SMALL_BLOCKS).requests for one in (None, tier))
+    assert tiered.tier_hit_tokens is not None
+    assert tiered.tier_hit_tokens.any()
+    assert tiered.hit_tokens.tolist() == alone.hit_tokens.tolist()
+    assert alone.hit_tokens.sum() < ample.hit_tokens.sum()
