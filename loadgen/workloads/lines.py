@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ def numbered_lines(
     path: Path, on_read: Callable[[int], None] | None = None
 ) -> Iterator[tuple[int, bytes]]:
     """Non-empty lines with their numbers from 1; a line over the limit comes cut at the limit.
+
+    A last line that breaks off, as a writer leaves that still writes or was killed, is left out.
 
     Args:
         path: the file.
@@ -67,5 +70,18 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[tuple[int, bytes]]:
             rest = line
             while rest and not rest.endswith(b"\n"):
                 rest = stream.readline(fields.LINE_BYTES_MAX)
+        elif _breaks_off(line):
+            return
         if line.strip():
             yield number, line
+
+
+def _breaks_off(line: bytes) -> bool:
+    """It has no end and is no JSON: writers end lines, people who write traces by hand may not."""
+    if line.endswith(b"\n"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False

@@ -5,16 +5,14 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from fleets import chain, reserved, store, until
 from router_edge import CHUNKS, LAST_CHUNKS, FakeEngine, completion, edge, silent, stream_all
+from router_processes import ROOT, START_S, started
 from transformers import AutoTokenizer
 from waiting import until_equal
 
@@ -23,32 +21,7 @@ from indexer.contract.identifiers import RouterId
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "workers" / "simulated" / "tokenizer"
-START_S = 30.0
-
-
-@asynccontextmanager
-async def started(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, int]]]:
-    """A router process and its ports by key; killed at the end if it still runs."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "--port", "0", *args),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    ports: dict[str, int] = {}
-    try:
-        async with asyncio.timeout(START_S):
-            while len(ports) < (2 if "--admin_port" in args else 1):
-                line = json.loads(await process.stdout.readline())
-                if line["event"] == "listening":
-                    ports[line["key"]] = line["port"]
-        yield process, ports
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def test_sigterm_lets_a_stream_finish(redis_client, redis_socket) -> None:

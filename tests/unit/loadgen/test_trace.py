@@ -8,6 +8,8 @@ import pytest
 
 from loadgen.errors import TraceError
 from loadgen.trace import TraceRow, parse_row, read_trace, write_trace
+from loadgen.workloads.options import ReadOptions
+from loadgen.workloads.reading import read_rows
 
 MOONCAKE = {"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 9]}
 OURS = {
@@ -151,6 +153,22 @@ def test_line_above_the_limit_is_one_broken_row(
     path.write_text('"' + "x" * 1000 + '"\n' + json.dumps(OURS) + "\n")
     trace = read_trace(path, skip_bad_rows=True)
     assert (len(trace.rows), trace.skipped_rows_count) == (1, 1)
+
+
+def test_a_last_line_that_breaks_off_is_left_out(tmp_path: Path) -> None:
+    """What a writer leaves that was killed; one without its newline is whole, a broken one is not.
+
+    Wherever it breaks off: even where nothing but the newline is missing.
+    """
+    line = json.dumps(OURS)
+    path = tmp_path / "t.jsonl"
+    for length in range(1, len(line) + 1):
+        path.write_text(f"{line}\n{line[:length]}")
+        assert len(read_trace(path).rows) == 1 + (length == len(line))
+        assert len(list(read_rows([path], ReadOptions()))) == 1 + (length == len(line))
+    path.write_text(f"{line}\n{line[:-1]}\n")
+    with pytest.raises(TraceError, match="line 2: not valid JSON"):
+        read_trace(path)
 
 
 def test_writing_equal_rows_gives_equal_bytes(tmp_path: Path) -> None:
