@@ -116,4 +116,6 @@ class _Signals:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    gc.freeze()  # else the interpreter searches all there is for cycles before it ends
+    sys.exit(exit_code)

@@ -61,6 +61,8 @@ class Process:
     async def drain(self, hurry: asyncio.Event, notice_s: float, deadline_s: float) -> None:
         """Not ready first, then no new connections and requests, then the end of what runs.
 
+        A stream that the deadline cuts off is told so in its last event.
+
         Args:
             hurry: cuts both waits short.
             notice_s: for balancers to notice.
@@ -70,9 +72,19 @@ class Process:
         self.admission.announce_drain()
         await _either(asyncio.sleep(notice_s), hurry.wait())
         await self.listeners.stop_accepting()
-        await _either(self.admission.drain(deadline_s), hurry.wait())
+        await _either(self._answered(deadline_s), hurry.wait())
         log.info("drain_ended", cut_off=self.admission.requests)
+        self.admission.cut_off()
         await self.listeners.close()
+
+    async def _answered(self, deadline_s: float) -> None:
+        """Close the door, and wait until all who are inside have their whole answers."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.admission.drain(deadline_s)
+                await self.listeners.sent()
+        except TimeoutError:
+            return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,18 @@ dear to be held while a body trickles in. What is read counts against the bytes.
 """
 
 import asyncio
-from typing import Self
+from types import TracebackType
+from typing import Final, Self
 
 from router import telemetry
 from router.door.visitor import Visitor
 from router.door.waiting_line import WaitingLine
 from router.errors import Draining, Overloaded, QueueTimeout
+
+CUT_OFF: Final = (
+    "This router has stopped before the answer was complete (drain_deadline_s): repeat the "
+    "request, another one will take it."
+)
 
 Turn = asyncio.Future[None]
 """Done when a place has been handed over, failed when there will be none."""
@@ -20,27 +26,48 @@ Turn = asyncio.Future[None]
 class Ticket:
     """A request's place among those in flight or before them, and the bytes held for it.
 
-    Use as a context manager, see `Admission.enter`.
+    Use as a context manager, see `Admission.enter`. A request that the end of the drain cuts off is
+    cancelled, and `Draining` is raised as the `with` ends.
 
     Attributes:
         held_bytes: counted for it.
         placed: it has a place; else it is one of those who will wait for one.
     """
 
-    __slots__ = ("_admission", "_priority", "held_bytes", "placed")
+    __slots__ = ("_admission", "_cancelling", "_cut", "_priority", "_task", "held_bytes", "placed")
 
     def __init__(self, admission: "Admission", priority: int | None) -> None:
         self._admission = admission
         self._priority = priority
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._cut = False
         self.held_bytes = 0
         self.placed = False
 
     def __enter__(self) -> Self:
-        self.placed = self._admission.admit(self._priority)
+        self.placed = self._admission.admit(self, self._priority)
+        self._task = asyncio.current_task()
+        self._cancelling = 0 if self._task is None else self._task.cancelling()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
         self._admission.leave(self)
+        if not self._cut or self._task is None:
+            return
+        # The client may have gone as well: then it stays cancelled.
+        if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise Draining(CUT_OFF) from error
+
+    def cut_off(self) -> None:
+        """For `Admission` alone: the drain is over, and this request with it."""
+        if self._task is not None and not self._cut:
+            self._cut = self._task.cancel()
 
     def hold(self, count_bytes: int) -> None:
         """Count bytes that have arrived for the request.
@@ -94,6 +121,7 @@ class Admission:
         self._queued = 0  # being read, or in the line
         self._line: WaitingLine[Turn] = WaitingLine()
         self._closed = False
+        self._tickets: set[Ticket] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -124,7 +152,7 @@ class Admission:
         """
         return Ticket(self, priority)
 
-    def admit(self, priority: int | None) -> bool:
+    def admit(self, ticket: Ticket, priority: int | None) -> bool:
         """For `Ticket` alone, see `enter`; whether there is a place at once."""
         if self._closed:
             raise _draining()
@@ -134,11 +162,13 @@ class Admission:
         else:
             self._make_stead(priority)
             self._queued += 1
+        self._tickets.add(ticket)
         self._empty.clear()
         return placed
 
     def leave(self, ticket: Ticket) -> None:
         """For `Ticket` alone: its request has ended."""
+        self._tickets.discard(ticket)
         self._bytes -= ticket.held_bytes
         if ticket.placed:
             self._requests -= 1
@@ -215,6 +245,11 @@ class Admission:
         except TimeoutError:
             return self._requests
         return 0
+
+    def cut_off(self) -> None:
+        """End the requests that the drain has left, each with `Draining`."""
+        for ticket in tuple(self._tickets):
+            ticket.cut_off()
 
     def _has_room(self) -> bool:
         return self._requests < self._requests_max and not self._line

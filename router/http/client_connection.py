@@ -37,21 +37,31 @@ class Connections:
     """
 
     def __init__(self, *, port: str, count_max: int, header_timeout_s: float) -> None:
-        self._count = 0
+        self._open: set[ClientConnection] = set()
         self._count_max = count_max
         self._gauge = telemetry.CONNECTIONS.labels(port=port)
         self.header_timeout_s = header_timeout_s
 
-    def came(self) -> bool:
+    def came(self, one: "ClientConnection") -> bool:
         """Count one; whether it may stay."""
-        self._count += 1
-        self._gauge.set(self._count)
-        return self._count <= self._count_max
+        self._open.add(one)
+        self._gauge.set(len(self._open))
+        return len(self._open) <= self._count_max
 
-    def went(self) -> None:
+    def went(self, one: "ClientConnection") -> None:
         """One is closed."""
-        self._count -= 1
-        self._gauge.set(self._count)
+        self._open.discard(one)
+        self._gauge.set(len(self._open))
+
+    def end(self) -> None:
+        """No further request on any; those without one are closed."""
+        for one in tuple(self._open):
+            one.end()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request, or a part of an answer, is still on its way in one of them."""
+        return any(one.busy for one in self._open)
 
 
 class ClientConnection(web.RequestHandler):
@@ -65,7 +75,7 @@ class ClientConnection(web.RequestHandler):
         full: called when the client begins to read more slowly than its answer comes.
     """
 
-    __slots__ = ("_connections", "_head_bytes", "_head_number", "_head_timer", "full")
+    __slots__ = ("_connections", "_head_bytes", "_head_number", "_head_timer", "_socket", "full")
 
     def __init__(self, manager: web.Server, *, connections: Connections, **options: Any) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
@@ -77,15 +87,34 @@ class ClientConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take it, or answer that there are too many."""
-        if self._connections.came():
+        # uvloop's transports are not of asyncio's classes.
+        self._socket = cast("asyncio.WriteTransport", transport)
+        if self._connections.came(self):
             super().connection_made(transport)
             self._begin_head()
             return
         telemetry.CONNECTION_REFUSALS.labels(cause="full").inc()
-        # uvloop's transports are not of asyncio's classes.
-        writable = cast("asyncio.WriteTransport", transport)
-        writable.write(_answer(*FULL, retry_after_s=1))
-        writable.close()
+        self._socket.write(_answer(*FULL, retry_after_s=1))
+        self._socket.close()
+
+    def end(self) -> None:
+        """Take no further request; close at once where none is here."""
+        idle = self._idle
+        self.close()
+        if idle:
+            self.force_close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is here, or a part of an answer that has not been sent yet."""
+        handler = self._task_handler
+        handles = handler is not None and not handler.done() and not self._idle
+        return handles or self._socket.get_write_buffer_size() > 0
+
+    @property
+    def _idle(self) -> bool:
+        waiter = self._waiter
+        return waiter is not None and not waiter.done()
 
     def pause_writing(self) -> None:
         """See asyncio."""
@@ -95,15 +124,14 @@ class ClientConnection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget it."""
-        self._connections.went()
+        self._connections.went(self)
         self._end_head()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head, or of a body."""
         super().data_received(data)
-        waiter = self._waiter
-        if waiter is None or waiter.done():  # a request is here; its body has bounds of its own
+        if not self._idle:  # a request is here; its body has bounds of its own
             return
         if self._head_timer is None or self._head_number != self._request_count:
             self._begin_head()

@@ -27,7 +27,13 @@ SHARED_PORT_WAIT_S: Final = 10.0
 SHARED_PORT_POLL_S: Final = 0.05
 
 SHUTDOWN_S: Final = 1.0
-"""For connections that are still open after the drain."""
+"""For answers to reach their clients, once the drain is over."""
+
+SHUTDOWN_POLL_S: Final = 0.01
+
+CANCEL_S: Final = 0.05
+"""aiohttp waits so long twice for handlers that are still there, and then cancels them; 0 would be
+for ever."""
 
 
 class Site(web.BaseSite):
@@ -111,6 +117,7 @@ class Listeners:
         self._certificates = certificates
         self._public = _runner(public)
         self._admin = _runner(admin)
+        self._connections: list[Connections] = []
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -154,6 +161,7 @@ class Listeners:
             count_max=config.connections_max,
             header_timeout_s=config.header_timeout_s,
         )
+        self._connections.append(connections)
         site = Site(
             runner,
             (config.host, port),
@@ -191,8 +199,23 @@ class Listeners:
         for site in self._public.sites:
             await site.stop()
 
+    async def sent(self) -> None:
+        """Wait until no request is in a connection, and all of every answer is on its way."""
+        while any(one.busy for one in self._connections):  # noqa: ASYNC110 - seen by nobody
+            await asyncio.sleep(SHUTDOWN_POLL_S)
+
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections: idle ones at once, the others when their answers are sent."""
+        for site in self._public.sites | self._admin.sites:
+            await site.stop()
+        await asyncio.sleep(0)  # whoever has just come begins
+        for connections in self._connections:
+            connections.end()
+        try:
+            async with asyncio.timeout(SHUTDOWN_S):
+                await self.sent()
+        except TimeoutError:
+            log.warning("connections_cut_off", after_s=SHUTDOWN_S)
         await self._public.cleanup()
         await self._admin.cleanup()
 
@@ -215,4 +238,4 @@ def _shorten(runner: web.AppRunner) -> None:
 
 
 def _runner(app: web.Application) -> web.AppRunner:
-    return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+    return web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CANCEL_S)

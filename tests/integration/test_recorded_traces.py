@@ -13,7 +13,7 @@ import redis.asyncio
 from aiohttp import web
 from prometheus_client import REGISTRY
 from router_edge import PROMPT, FakeEngine, chat, completion, edge, silent, stream_all
-from router_processes import START_S, started
+from router_process import START_S, started
 from waiting import until, until_equal
 
 from loadgen.__main__ import main

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from fleets import chain, reserved, store, until
 from router_edge import CHUNKS, LAST_CHUNKS, FakeEngine, completion, edge, silent, stream_all
-from router_processes import ROOT, START_S, started
+from router_process import ROOT, START_S, started
 from transformers import AutoTokenizer
 from waiting import until_equal
 

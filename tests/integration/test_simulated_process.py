@@ -78,9 +78,10 @@ async def test_signal_lets_a_running_stream_end_and_exits_zero(number: signal.Si
         assert await process.wait() == 0
 
 
-async def test_drain_has_a_deadline() -> None:
+@pytest.mark.parametrize("seconds", ["0", "0.2"])
+async def test_drain_has_a_deadline(seconds: str) -> None:
     """A stream that would take minutes is cut, and the status is still 0."""
-    arguments = ("--speedup", "0.01", "--shutdown_timeout_s", "0.2")
+    arguments = ("--speedup", "0.01", "--shutdown_timeout_s", seconds)
     async with simulating(*arguments) as (process, url), aiohttp.ClientSession() as http:
         body = {"prompt": [5] * 20, "max_tokens": 60, "stream": True}
         async with http.post(f"{url}/v1/completions", json=body):

@@ -35,6 +35,8 @@ HEADERS_MAX = 256
 BACKLOG = 1024
 """Connections the kernel holds while the event loop is busy; a burst of clients fits."""
 
+SHUTDOWN_LEAST_S = 0.001
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 logger = logging.getLogger(__name__)
@@ -240,7 +242,8 @@ def make_runner(server: EngineServer, *, shutdown_timeout_s: float) -> web.AppRu
         max_field_size=HEADER_BYTES_MAX,
         max_headers=HEADERS_MAX,
         max_line_size=HEADER_BYTES_MAX,
-        shutdown_timeout=shutdown_timeout_s,
+        # aiohttp waits so long twice, for the handler and for its task; 0 would be for ever.
+        shutdown_timeout=max(shutdown_timeout_s / 2, SHUTDOWN_LEAST_S),
         access_log=None,
     )
 

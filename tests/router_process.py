@@ -1,4 +1,4 @@
-"""`python -m router` as a process of its own."""
+"""`python -m router` as a process, as its operator meets it."""
 
 import asyncio
 import json
