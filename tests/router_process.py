@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-START_S = 30.0
+START_S = 90.0
+"""Importing alone takes three seconds of a core, which many may share."""
 
 
 @asynccontextmanager
