@@ -166,6 +166,8 @@ class Chooser:
                 if not look_again:
                     raise
                 snapshot = without(await self._look_again(question, record), failed)
+                if detection is not None:  # what it says is of those who were seen before
+                    detection = Detection(prefixes=detection.prefixes)
             except IndexUnavailable:  # Redis learns of it later
                 degrade(record, DegradedCause.LEDGER_UNAVAILABLE)
                 break

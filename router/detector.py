@@ -11,7 +11,10 @@ possible only if x / (1 - x) > M / M' (LMetric, arXiv 2603.15202, "when multipli
   instance in the window nothing is judged.
 - Pool: where prefill and decode are apart, all of this is a pool's own: its requests, its
   instances, its holders, its states (`legs.first_pool`). Whoever cannot be asked neither holds nor
-  spares anything, and what holds in one pool must not end what is going on in another.
+  spares anything, and what holds in one pool must not end what is going on in another. The pool is
+  named before Redis is asked, by the roles as last known. Where those who are eligible then are
+  another pool, because all who prefill drain or have gone, or one instance alone can answer, the
+  request is counted and nothing is judged: neither alarm nor end.
 - Alarm: the condition holds; neither M nor M' is empty. A holder is who has the whole prefix, or is
   about to compute it.
 - Taken out: after 2 x M requests of the class in a row that went to holders all the same, by
@@ -110,16 +113,22 @@ class Detection:
 
 
 def detect(
-    prefixes: ClassPrefixes, recent: RecentClasses | None, snapshot: FleetSnapshot
+    prefixes: ClassPrefixes,
+    recent: RecentClasses | None,
+    snapshot: FleetSnapshot,
+    *,
+    pool: int | None,
 ) -> Detection:
     """Find the class of a request, and whether it is in trouble.
 
     Args:
         prefixes: of its prompt.
         recent: what Redis said of them; None: it did not say, and nothing is judged.
-        snapshot: who is eligible, of the pool that the prefixes are of.
+        snapshot: who is eligible.
+        pool: of which number they are, see `legs.first_pool`; None: of none, as one instance that
+            alone can answer. Nothing is judged unless the prefixes are of the same.
     """
-    recent = None if recent is None else recent.within(prefixes)
+    recent = None if recent is None or pool != prefixes.pool else recent.within(prefixes)
     level = None if recent is None else _class_level(recent, len(snapshot.slot))
     if recent is None or level is None:
         return Detection(prefixes=prefixes)

@@ -11,7 +11,7 @@ from typing import Final
 
 from indexer.contract.block_hash import TOKEN_BYTES
 from indexer.contract.milestones import Milestones
-from indexer.contract.request_classes import ClassPrefixes
+from indexer.contract.request_classes import ClassPrefixes, RecentClasses
 from indexer.contract.responses import Holder
 from router import headers as names
 from router import response_holder, telemetry
@@ -20,7 +20,7 @@ from router.awaiting import PrefillEnd
 from router.choosing import Chooser, degrade
 from router.course import DispatchBounds
 from router.decide import decide
-from router.detector import detect
+from router.detector import Detection, detect
 from router.dispatch import Dispatcher
 from router.door.admission import Admission
 from router.door.key_limits import KeyLimiter
@@ -50,7 +50,7 @@ from router.request_record import RequestRecord, Stage
 from router.requests.api_call import ApiCall, Cost, OpaquePrompt
 from router.requests.parting import decodes, parts
 from router.requests.prompt_limits import refuse_huge, refuse_too_long
-from router.snapshot import Decision, FleetSnapshot, RequestView
+from router.snapshot import Column, Decision, FleetSnapshot, RequestView
 from router.tokens import approximate
 from router.tokens.hash_chains import HashChains
 from router.tokens.tokenize import EncodedPrompt, Tokenizer
@@ -221,7 +221,8 @@ class Router:
         hashes = hashes or approximate.chain(prompt.text, served, call)
         milestones = self._milestones(served, hashes, prompt)
         detects = self._detect_hot_prefixes and call.cost is not Cost.NONE
-        prefixes = ClassPrefixes.of(hashes, _pool(served, call)) if detects else None
+        named = _pool(served.roster.abilities, call, apart=True)
+        prefixes = ClassPrefixes.of(hashes, named) if detects else None
         record.lap(Stage.HASH)
         sighting = await self._chooser.look(  # 4 one lookup, one read
             served, hashes, milestones, record, prefixes
@@ -236,9 +237,11 @@ class Router:
         )
         apart = snapshot.abilities is not None and holder is None
         leg = first_leg(snapshot, parts=apart and parts(call))
+        asked: int | None = _pool(snapshot.abilities, call, apart=apart)
         alone = None
         if holder is not None:  # whatever it is for: nobody else has the answer
             alone = self._at_holder(self._chooser.spared(snapshot), holder, record)
+            asked = asked if alone is None else None
         snapshot = alone or self._chooser.candidates(snapshot, leg, call)
         view = RequestView(
             request_id=call.request_id,
@@ -259,7 +262,9 @@ class Router:
             prefill_end=self._prefill_end(hashes, prompt, served, call),
             leg=leg,
             detection=(
-                None if prefixes is None else detect(prefixes, sighting.recent_classes, snapshot)
+                None
+                if prefixes is None
+                else _detected(prefixes, sighting.recent_classes, snapshot, asked)
             ),
         )
 
@@ -353,11 +358,20 @@ class Router:
         return self._policies[name]
 
 
-def _pool(served: ServedModel, call: ApiCall) -> int:
-    """From which a request is answered first, by the roles as last known."""
-    abilities = served.roster.abilities
-    apart = abilities is not None and parts(call)
-    return first_pool(abilities, parts=apart, decodes=decodes(call))
+def _pool(abilities: Column | None, call: ApiCall, *, apart: bool) -> int:
+    """From which a request is answered first."""
+    return first_pool(abilities, parts=apart and parts(call), decodes=decodes(call))
+
+
+def _detected(
+    prefixes: ClassPrefixes,
+    recent: RecentClasses | None,
+    snapshot: FleetSnapshot,
+    asked: int | None,
+) -> Detection:
+    if asked != prefixes.pool:
+        telemetry.UNJUDGED.labels(reason="holder" if asked is None else "pool").inc()
+    return detect(prefixes, recent, snapshot, pool=asked)
 
 
 def _history_tokens(call: ApiCall, prompt: EncodedPrompt) -> int | None:

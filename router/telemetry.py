@@ -267,6 +267,12 @@ STEERED: Final = Counter(
     "Requests decided by this router without the holders of their prefix.",
     ["fleet"],
 )
+UNJUDGED: Final = Counter(
+    "timestable_router_unjudged_requests",
+    "Requests counted and not judged by detect_hot_prefixes, as no pool of theirs was asked: pool "
+    "(others were eligible than their roles as last known told), holder (one alone could answer).",
+    ["reason"],
+)
 INDEX_ERRORS: Final = Counter(
     "timestable_router_index_errors", "Calls to Redis that failed or came too late.", ["call"]
 )

@@ -79,7 +79,7 @@ class RouterCore:
             return self.ledger.reserve_alone(POLICIES[policy], request, snapshot)
         detection = None
         if prefixes is not None:
-            detection = detect(prefixes, sighting.recent_classes, snapshot)
+            detection = detect(prefixes, sighting.recent_classes, snapshot, pool=0)
             snapshot = detection.candidates(snapshot)
         return await self.ledger.reserve(POLICIES[policy], request, snapshot, milestones, detection)
 

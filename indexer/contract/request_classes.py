@@ -79,11 +79,11 @@ class ClassPrefixes:
 
     Attributes:
         packed: of its first 1, 2, 4, 8, ... blocks, shallow first, PREFIX_BYTES each.
-        shallowest: place of the prefix of one block: 1 behind the empty one, else 0.
+        pool: whose requests these are; 0 for a fleet without pools.
     """
 
     packed: bytes
-    shallowest: int = 0
+    pool: int = 0
 
     @classmethod
     def of(cls, hashes: bytes, pool: int = 0) -> Self:
@@ -99,7 +99,12 @@ class ClassPrefixes:
             own = _POOL_NAMES[pool - 1]
             names = [own, *(_mixed(name, own) for name in names)]
         packed = b"".join([name + _PLACES[_word(name) % len(_PLACES)] for name in names])
-        return cls(packed, 1 if pool else 0)
+        return cls(packed, pool)
+
+    @property
+    def shallowest(self) -> int:
+        """Place of the prefix of one block: 1 behind the empty one, else 0."""
+        return 1 if self.pool else 0
 
     def __len__(self) -> int:
         """How many."""

@@ -34,7 +34,7 @@ def detected(
     """
     prefixes = ClassPrefixes.of(hashes, pool)
     recent = RecentClasses.decode(books.classes.recent(prefixes, now_s))
-    return detect(prefixes, recent, snapshot)
+    return detect(prefixes, recent, snapshot, pool=pool)
 
 
 def reserve_shared(

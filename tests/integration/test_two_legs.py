@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import redis.asyncio
 from aiohttp import web
 from fleets import chain, reserved, store, until
 from prometheus_client import REGISTRY
@@ -33,11 +34,13 @@ from router_edge import (
 
 from indexer.contract import fleet_functions, functions, request_classes
 from indexer.contract.identifiers import SlotIndex
+from indexer.contract.records import FleetRecord, IndexCounters, SlotFlag
 from router.index.index_client import IndexClient
 from router.requests.parting import KEEP_KV
 
 pytestmark = pytest.mark.integration
 
+UNJUDGED = "timestable_router_unjudged_requests_total"
 PREFILLED = "x-timestable-prefill-instance"
 STREAM = b"".join((*CHUNKS, *LAST_CHUNKS))
 HELD = '{"do_remote_prefill": true, "remote_block_ids": [1,  2], "lease": 1e2, "remote_host": "%s"}'
@@ -109,6 +112,19 @@ async def fleet(
         yield one
         await one.settled()
         assert await reserved(redis_client, one.fleet) == [(0, 0)] * len(engines)
+
+
+async def drain(client: redis.asyncio.Redis, of: FleetRecord, slot: SlotIndex) -> None:
+    """The instance's sidecar says that it drains."""
+    beat = fleet_functions.heartbeat(
+        of,
+        slot,
+        1,
+        state=SlotFlag.DRAINING,
+        index=IndexCounters(blocks=0, completeness_ratio=0.0),
+        counters=None,
+    )
+    assert await functions.run(client, beat)
 
 
 async def ask(one: Edge, **changes: Any) -> tuple[int, bytes, Any]:
@@ -401,6 +417,32 @@ async def test_a_class_is_counted_in_the_pool_that_is_asked(redis_client, redis_
     assert last["hot_class"]["standing"] == "taken_out"
     assert [(state.taken_out, state.holders) for state in states] == [(True, 1)]
     assert len(engines[1].bodies) > 1
+
+
+async def test_nobody_judges_a_pool_that_is_not_asked(redis_client, redis_socket) -> None:
+    """All who prefill drain: their requests go whole to others, and say nothing of their class."""
+    engines = [prefiller("p"), prefiller("q"), decoder("d"), decoder("e")]
+    options = {"policy": "max_hit", "detect_hot_prefixes": True}
+    unjudged = {"reason": "pool"}
+    async with fleet(redis_client, redis_socket, *engines, **options) as one:
+        await store(redis_client, one.fleet, 0, chain(one.fleet, PROMPT))
+        assert (await ask(one, prompt=[800] * 64))[0] == 200
+        for _ in range(14):
+            assert (await ask(one))[0] == 200
+        for slot in (0, 1):
+            await drain(redis_client, one.fleet, SlotIndex(slot))
+        before = REGISTRY.get_sample_value(UNJUDGED, unjudged) or 0.0
+        asked = [len(engine.bodies) for engine in engines[:2]]
+        for _ in range(2):
+            assert (await ask(one))[0] == 200
+        assert REGISTRY.get_sample_value(UNJUDGED, unjudged) == before + 2
+        async with one.client.get("/decisions") as answer:
+            last = (await answer.json())["decisions"][0]
+        call = request_classes.classes(one.fleet.fleet_id)
+        _, states = request_classes.class_states(await functions.run(redis_client, call))
+    assert last["hot_class"] is None
+    assert [len(engine.bodies) for engine in engines[:2]] == asked
+    assert [(state.taken_out, state.holders) for state in states] == [(True, 1)]
 
 
 async def test_the_only_prefiller_is_asked_again(redis_client, redis_socket) -> None:

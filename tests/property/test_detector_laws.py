@@ -73,7 +73,7 @@ def test_an_alarm_is_the_condition_and_nothing_else(
     """
     snapshot = fleet(depths)
     prefixes = prompt(0, 0)
-    found = detect(prefixes, recent(requests, counts, standing), snapshot)
+    found = detect(prefixes, recent(requests, counts, standing), snapshot, pool=0)
     hot = found.hot_class
     if hot is not None:
         level = hot.depth_blocks.bit_length() - 1
@@ -98,7 +98,7 @@ def test_an_alarm_is_the_condition_and_nothing_else(
 def test_who_alone_is_left_stays(depths: list[int], taken: set[int]) -> None:
     """Of a snapshot with nobody but holders, as after others have gone, none is taken out."""
     full = fleet(depths)
-    some = detect(prompt(0, 0), recent(1000, [900.0] * 5, Standing.TAKEN_OUT), full)
+    some = detect(prompt(0, 0), recent(1000, [900.0] * 5, Standing.TAKEN_OUT), full, pool=0)
     hot = some.hot_class
     holders = tuple(sorted(taken & set(range(len(depths)))))
     if hot is None or not holders:
@@ -111,9 +111,40 @@ def test_who_alone_is_left_stays(depths: list[int], taken: set[int]) -> None:
 @pytest.mark.parametrize("depths", [[16] * 4, [0] * 4])
 def test_all_or_nobody_holds_it_is_no_trouble(depths: list[int]) -> None:
     """M' or M empty."""
-    found = detect(prompt(0, 0), recent(100, [100.0] * 5, Standing.TAKEN_OUT), fleet(depths))
+    found = detect(
+        prompt(0, 0), recent(100, [100.0] * 5, Standing.TAKEN_OUT), fleet(depths), pool=0
+    )
     assert found.hot_class is not None
     assert not found.hot_class.alarm
+
+
+@given(
+    depths=depths_of,
+    named=st.integers(0, 2),
+    asked=st.none() | st.integers(0, 2),
+    standing=st.sampled_from(Standing),
+)
+def test_one_pool_is_not_judged_by_who_holds_what_in_another(
+    depths: list[int], named: int, asked: int | None, standing: Standing
+) -> None:
+    """The request counts in the pool that was named; nobody is left out, and nothing ends.
+
+    Named by the roles as last known; asked is who is eligible.
+    """
+    chain = b"".join(xxh3_64_digest(b"%d" % block) for block in range(16))
+    prefixes, snapshot = ClassPrefixes.of(chain, named), fleet(depths)
+    told = recent(1000, [900.0] * len(prefixes), standing)
+    found = detect(prefixes, told, snapshot, pool=asked)
+    report = found.report(snapshot.slot)
+    assert report.prefixes == prefixes
+    if asked == named:
+        hot = found.hot_class
+        assert (hot is None) == (len(depths) == 1)  # to whom nothing can be too much
+        told_so = hot is not None and (hot.alarm or standing is not Standing.QUIET)
+        assert (report.verdict is not None) == told_so
+    else:
+        assert (found.hot_class, report.verdict) == (None, None)
+        assert found.candidates(snapshot) is snapshot
 
 
 class Fleet(RuleBasedStateMachine):
@@ -136,7 +167,7 @@ class Fleet(RuleBasedStateMachine):
         held = self.holders.get(prefix, set())
         snapshot = fleet([DEPTH if slot in held else 0 for slot in range(self.INSTANCES)])
         told = RecentClasses.decode(self.classes.recent(prefixes, self.now_s))
-        return detect(prefixes, told, snapshot), snapshot
+        return detect(prefixes, told, snapshot, pool=0), snapshot
 
     def send(self, prefix: int, wish: int) -> None:
         """One request: booked on the wished candidate, who then holds its prefix."""
@@ -237,7 +268,7 @@ def test_each_pool_is_judged_by_its_own_requests_and_instances() -> None:
         hashes = b"".join(xxh3_64_digest(repr(name).encode()) for name in chain)
         prefixes = ClassPrefixes.of(hashes, pool)
         told = RecentClasses.decode(classes.recent(prefixes, now_s))
-        found = detect(prefixes, told, fleet(depths))
+        found = detect(prefixes, told, fleet(depths), pool=pool)
         slots = found.candidates(fleet(depths)).slot
         report = found.report(slots)
         classes.count(report.prefixes, now_s)
