@@ -255,7 +255,9 @@ class NaiveWorkloadAware(Naive):
         self.freed_s.update(dict.fromkeys(block_ids, self.now_s))
 
     def evicted(self, block_id: int) -> None:
-        """Remembered for a while."""
+        """Remembered for a while, if its return would tell anything."""
+        if self.category[block_id] is None:
+            return
         content = self.content[block_id]
         self.gone.pop(content, None)
         self.gone[content] = (self.category[block_id], self.freed_s[block_id])

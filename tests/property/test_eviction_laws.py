@@ -19,9 +19,10 @@ from tests.property.naive_evictions import (
 from workers.simulated.eviction.base import Category
 from workers.simulated.eviction.belady import Future
 from workers.simulated.eviction.policies import EVICTIONS, eviction_order
+from workers.simulated.eviction.workload_aware import REMEMBERED_PER_BLOCK, WorkloadAware
 
 CAPACITY = 12
-CONTENTS = 30
+CONTENTS = [30, 80]  # the latter more than any policy remembers
 REQUESTS = 15
 
 CATEGORIES = [None, Category("chat", 0), Category("chat", 1), Category("api", 0)]
@@ -51,7 +52,10 @@ def test_a_policy_and_its_naive_twin_evict_alike(
 ) -> None:
     """Whatever is taken, stored, hit and freed, by whom and when."""
     rng = np.random.default_rng(seed)
-    requests = [(str(number), rng.permutation(CONTENTS)[:4].tolist()) for number in range(REQUESTS)]
+    contents_count = int(rng.choice(CONTENTS))
+    requests = [
+        (str(number), rng.permutation(contents_count)[:4].tolist()) for number in range(REQUESTS)
+    ]
     order = eviction_order(name, CAPACITY, Future(requests))
     twin = NaiveBelady(CAPACITY, requests) if name == "belady" else TWINS[name](CAPACITY)
     bare: set[int] = set()  # in use, without content
@@ -78,7 +82,7 @@ def test_a_policy_and_its_naive_twin_evict_alike(
                 free -= bare
             case "store":
                 blocks = drawn(bare, wanted)
-                contents = rng.integers(CONTENTS, size=len(blocks)).tolist()
+                contents = rng.integers(contents_count, size=len(blocks)).tolist()
                 for one in (order, twin):
                     one.store(blocks, contents, category)
                 bare, used = bare - set(blocks), used | set(blocks)
@@ -128,3 +132,20 @@ def test_after_a_reset_every_block_is_there_once(name: str) -> None:
     order.clear()
     assert len(order) == 6
     assert sorted(order.take(6)) == list(range(6))
+
+
+def test_what_nobody_told_the_category_of_is_not_remembered() -> None:
+    """So it displaces no memory of a known one, which shows only by it that it comes back."""
+    order = WorkloadAware(1)
+
+    def fill(content: int, category: Category | None) -> None:
+        blocks = order.take(1)
+        order.store(blocks, [content], category)
+        order.release(blocks)
+
+    fill(1, CATEGORIES[1])
+    for content in range(2, 4 * REMEMBERED_PER_BLOCK):
+        fill(content, None)
+    order.advance(20.0)
+    fill(1, CATEGORIES[1])
+    assert [(fit.reused, fit.gaps_s) for fit in order._fits] == [(1, 20.0)]

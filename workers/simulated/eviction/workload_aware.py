@@ -120,12 +120,16 @@ class WorkloadAware(EvictionOrder):
         following = self._head(category)
         if following is not None:
             heapq.heappush(self._heads, following)
+        if category != _NONE:  # whose return would tell nothing, and take the place of others
+            self._remember(block_id, category)
+        return block_id
+
+    def _remember(self, block_id: int, category: int) -> None:
         content = self._content[block_id]
         self._remembered[content] = category, self._freed_s[block_id]
         self._remembered.move_to_end(content)
         if len(self._remembered) > self._remembered_max:
             self._remembered.popitem(last=False)
-        return block_id
 
     def _head(self, category: int) -> tuple[float, int, int] | None:
         """The first of a category's list, without those that have left it."""
