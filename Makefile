@@ -79,7 +79,7 @@ bench-proxy: $(DEV) $(PEERS)/.stamp  ## what a proxy costs, beside its peers, 20
 bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build/bench/siblings.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/sibling_bench.py $(BENCH_ARGS)
 
-agreement: $(DEV)  ## the demo's workload in virtual and in real time, 3 minutes; writes build/bench/agreement.json (BENCH_ARGS=--quick)
+agreement: $(DEV)  ## the demo's workload in virtual and in real time, 6 minutes; writes build/bench/agreement.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/agreement_bench.py $(BENCH_ARGS)
 
 cost-model: $(DEV)  ## simulated engines beside published measurements of real ones; writes build/bench/cost_model.json

@@ -18,6 +18,7 @@ from loadgen.client import Target
 from loadgen.progress import show_progress
 from loadgen.records import RequestRecord
 from loadgen.replay import replay
+from loadgen.workloads.pacing import Pace
 
 PROBE_TIMEOUT_S = 10.0
 WARM_UP_REQUESTS = 8
@@ -55,8 +56,16 @@ class Bench:
     logs: RouterLogs
     console: Console
 
-    async def measure(self, policy: str, prompts: Sequence[Sequence[int]]) -> PolicyRun:
+    async def measure(
+        self, policy: str, prompts: Sequence[Sequence[int]], pace: Pace = "closed_loop"
+    ) -> PolicyRun:
         """Replay the workload with one policy on cold engines.
+
+        Args:
+            policy: its name.
+            prompts: token ids of every prompt of the workload.
+            pace: "closed_loop": a follow-up is sent at its time and not before the answer to the
+                turn before it; "timestamps": at its time.
 
         Raises:
             FleetError: the engines cannot be made cold, or counters do not return to zero.
@@ -71,7 +80,7 @@ class Bench:
                 self.workload.rows,
                 schedule,
                 self.target(policy),
-                wait_for_previous_turn=True,
+                wait_for_previous_turn=pace == "closed_loop",
                 on_progress=on_progress,
             )
         cpu_after, after = CpuMark.now(), await self._readings()
@@ -105,9 +114,21 @@ class Bench:
 
 
 async def run_policies(
-    policies: Sequence[str], config: FleetConfig, workload: Workload, console: Console
+    policies: Sequence[str],
+    config: FleetConfig,
+    workload: Workload,
+    console: Console,
+    *,
+    pace: Pace = "closed_loop",
 ) -> list[PolicyRun]:
     """Start the fleet, measure every policy, stop the fleet.
+
+    Args:
+        policies: in order; one named twice is measured twice.
+        config: the fleet.
+        workload: what is sent.
+        console: where progress is shown.
+        pace: see `Bench.measure`.
 
     Raises:
         FleetError: a part failed, engines cannot be made cold, or counters are not zero.
@@ -132,4 +153,4 @@ async def run_policies(
             console=console,
         )
         await bench.warm_up()
-        return [await bench.measure(policy, prompts) for policy in policies]
+        return [await bench.measure(policy, prompts, pace) for policy in policies]
