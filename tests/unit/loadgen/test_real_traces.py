@@ -1,25 +1,28 @@
 """The readers on published traces, against the figures known of them.
 
-The files are too large for the repository. They are looked for in `shared/traces` beside the
-checkout; without them these tests are skipped, and `test_trace_formats` still reads a sample of
-every format.
+The files are too large for the repository. They are looked for in $TIMESTABLE_TRACES, else in
+`shared/traces` beside the checkout; without them these tests are skipped, and `test_trace_formats`
+still reads a sample of every format.
 """
 
 import json
+import os
 from gzip import open as open_gzip
 from pathlib import Path
 
 import pytest
 
+from loadgen.simulation.lab.scenario import TRACES_VARIABLE
 from loadgen.slicing import ideal_hit_ratio
 from loadgen.trace import TraceRow
 from loadgen.workloads.options import ReadOptions
 from loadgen.workloads.reading import EVERYTHING, Span, read_rows
 
-TRACES = Path(__file__).parents[4] / "shared" / "traces"
+BESIDE = Path(__file__).parents[4] / "shared" / "traces"
+TRACES = Path(os.environ.get(TRACES_VARIABLE) or BESIDE)
 
 pytestmark = pytest.mark.skipif(
-    not TRACES.is_dir(), reason="the folder shared/traces is not beside this checkout"
+    not TRACES.is_dir(), reason="no folder shared/traces is beside this checkout"
 )
 
 
@@ -33,11 +36,17 @@ def _means(rows: list[TraceRow]) -> tuple[int, float, float]:
     return count, round(prompts), round(sum(row.output_tokens for row in rows) / count, 1)
 
 
-def test_mooncake_conversation_reuses_36_percent() -> None:
+@pytest.mark.parametrize(
+    ("name", "means", "reuse"),
+    [("conversation", (8423, 12308, 346.4), 0.36), ("synthetic", (2795, 13358, 180.8), 0.469)],
+)
+def test_mooncake_has_its_lengths_and_reuse(
+    name: str, means: tuple[int, float, float], reuse: float
+) -> None:
     """Rows, mean lengths and the reuse of an infinite cache, by tokens."""
-    rows = _read("mooncake_conversation.jsonl.gz", options=ReadOptions())
-    assert _means(rows) == (8423, 12308, 346.4)
-    assert ideal_hit_ratio(rows) == pytest.approx(0.36, abs=0.002)
+    rows = _read(f"mooncake_{name}.jsonl.gz", options=ReadOptions())
+    assert means == _means(rows)
+    assert ideal_hit_ratio(rows) == pytest.approx(reuse, abs=0.002)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +103,15 @@ def test_ragpulse_reuses_32_percent_as_a_leading_run() -> None:
     assert ideal_hit_ratio(rows) == pytest.approx(0.316, abs=0.006)
 
 
-def test_servegen_sends_the_rates_of_its_clients() -> None:
+@pytest.mark.parametrize("model", ["deepseek_r1", "m_large"])
+def test_servegen_sends_the_rates_of_its_clients(model: str) -> None:
     """One window: as many requests as the rates of all clients add up to."""
-    with open_gzip(TRACES / "servegen_deepseek_r1_rates.jsonl.gz") as file:
+    with open_gzip(TRACES / f"servegen_{model}_rates.jsonl.gz") as file:
         rates = [json.loads(line) for line in file]
     expected = 600 * sum(row["rate"] for row in rates if row["timestamp"] == 1200)
     rows = _read(
-        "servegen_deepseek_r1_rates.jsonl.gz",
-        "servegen_deepseek_r1_lengths.jsonl.gz",
+        f"servegen_{model}_rates.jsonl.gz",
+        f"servegen_{model}_lengths.jsonl.gz",
         options=ReadOptions(prompts="unique"),
         span=Span(from_s=1200.0, duration_s=600.0),
     )
