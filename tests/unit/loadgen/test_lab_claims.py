@@ -3,6 +3,7 @@
 import pytest
 from lab_runs import lab_run
 
+from loadgen.simulation.lab.claims_whys import WHYS
 from loadgen.simulation.lab.figures import RunFigures
 from loadgen.simulation.lab.report.cells import Matrix
 from loadgen.simulation.lab.report.claims import (
@@ -177,10 +178,21 @@ def test_lmetric_reuses_less_than_policies_that_weigh_hits() -> None:
     assert (found.verdict, found.ours) == (REPRODUCED, pytest.approx(-0.5))
 
 
+def test_whatever_falls_short_of_a_claim_is_explained() -> None:
+    """Any claim may come out partly or not, in some scenario: there is a why for each."""
+    assert set(WHYS) == {claim.identity for claim in CLAIMS}
+    assert all(why.endswith(".") for why in WHYS.values())
+
+
 def test_explanations_are_given_by_a_claim_s_name() -> None:
-    """Every claim has a name of its own; what cannot be told is said to be."""
+    """Every claim has a name of its own; what is simply reproduced or not run needs no why."""
     assert len({claim.identity for claim in CLAIMS}) == len(CLAIMS)
-    assert judged("vllm_ttft", [lab_run()], whys={"vllm_ttft": "because"}).why == "because"
+    whys = {"vllm_ttft": "because"}
+    runs_of = {rate: half_load(lmetric=rate, vllm_v1=1.0) for rate in (0.2, 0.7, 1.0)}
+    given = {rate: judged("vllm_ttft", runs, whys=whys) for rate, runs in runs_of.items()}
+    assert [one.verdict for one in given.values()] == [REPRODUCED, PARTLY, NOT]
+    assert [one.why for one in given.values()] == ["", "because", "because"]
+    assert judged("vllm_ttft", [lab_run()], whys=whys).why == ""
     everything = judge(Matrix.of([lab_run()]))
     assert {one.verdict for one in everything} == {Verdict.NOT_RUN}
     assert {one.ours for one in everything} == {None}

@@ -214,7 +214,8 @@ class Judged:
     Args:
         grades: of each that was shown, in the same order.
         ours: median relative difference; None when no run can tell.
-        why: an explanation that somebody wrote; else empty.
+        why: an explanation that somebody wrote, of a claim that is not simply reproduced or that
+            wants a single workload; else empty.
     """
 
     claim: Claim
@@ -239,14 +240,16 @@ def judge(
     for claim in CLAIMS:
         shown = tuple(claim.evidence(matrix, agents))
         grades = tuple(grade(claim, one) for one in shown)
+        found = verdict(grades, anywhere=claim.anywhere)
+        wants_why = found in (Verdict.PARTLY, Verdict.NOT) or (claim.anywhere and bool(grades))
         judged.append(
             Judged(
                 claim=claim,
                 shown=shown,
                 grades=grades,
                 ours=median(one.ratio for one in shown) if shown else None,
-                verdict=verdict(grades, anywhere=claim.anywhere),
-                why=(whys or {}).get(claim.identity, ""),
+                verdict=found,
+                why=(whys or {}).get(claim.identity, "") if wants_why else "",
             )
         )
     return judged
