@@ -127,6 +127,7 @@ async def _run(
             target,
             in_flight_max=config.in_flight_max,
             wait_for_previous_turn=config.wait_for_previous_turn,
+            pace=config.pace,
             on_progress=on_progress,
             interrupt_signals=(signal.SIGINT, signal.SIGTERM),
         )

@@ -20,6 +20,7 @@ from loadgen.tokens import VOCABULARY_TOKENS_MAX
 from loadgen.workloads.agents import AgentSessions
 from loadgen.workloads.hot_prefix import HotPrefix
 from loadgen.workloads.options import PromptMaking
+from loadgen.workloads.pacing import Pace
 
 VocabularySize = restricted_number_type(
     "VocabularySize", int, [(">=", 2), ("<=", VOCABULARY_TOKENS_MAX)]
@@ -63,6 +64,8 @@ class ReplayConfig:
         arrivals: trace = its own arrivals, stretched to request_rate if given; poisson, constant
         request_rate: requests per second; needed with poisson and constant
         wait_for_previous_turn: send no follow-up before the turn before it is answered
+        pace: timestamps = each request at its arrival; closed_loop = a follow-up a think time, the
+            trace's own, after the answer before it
         in_flight_max: requests in flight at most; waiting for a slot shows as schedule lag
         seed: of the draw of conversations and of random arrivals
         vocabulary_tokens: token ids stay below this; every model in use has more
@@ -95,6 +98,7 @@ class ReplayConfig:
     arrivals: Literal["trace", "poisson", "constant"] = "trace"
     request_rate: PositiveFloat | None = None
     wait_for_previous_turn: bool = False
+    pace: Pace = "timestamps"
     in_flight_max: PositiveInt = 1024
     seed: NonNegativeInt = 0
     vocabulary_tokens: VocabularySize = 4096  # type: ignore[valid-type]  # made at run time

@@ -1,9 +1,9 @@
-"""Runs a schedule against a target: open loop, bounded, interruptible."""
+"""Runs a schedule against a target: open or closed loop, bounded, interruptible."""
 
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loadgen.arrivals import Schedule
@@ -11,6 +11,7 @@ from loadgen.client import Call, StreamingClient, Target
 from loadgen.conversations import previous_turns
 from loadgen.records import RequestRecord
 from loadgen.trace import TraceRow
+from loadgen.workloads.pacing import Pace, Step, plan
 
 PROGRESS_INTERVAL_S = 0.25
 
@@ -54,15 +55,35 @@ class _Replay:
         self._slots = asyncio.Semaphore(in_flight_max)
         self._finished = [asyncio.Event() for _ in rows]
 
-    async def run(self, schedule: Schedule, *, previous: Sequence[int | None]) -> None:
-        """Send each row at its time; returns when every answer has ended."""
+    async def run(
+        self, schedule: Schedule, *, previous: Sequence[int | None], follow_ups: Mapping[int, Step]
+    ) -> None:
+        """Send each row at its time; returns when every answer has ended.
+
+        Args:
+            schedule: a time per row.
+            previous: whose answer a row has to wait for, besides.
+            follow_ups: rows that are due a think time after an answer, whatever the schedule says.
+        """
         self.start_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
+            for index, step in follow_ups.items():
+                group.create_task(self._follow(index, step))
             for index, (row, scheduled_s) in enumerate(zip(self._rows, schedule, strict=True)):
+                if index in follow_ups:
+                    continue
                 # The body is made before its time comes, so that making it delays nothing.
                 call = self._client.prepare(row, row_index=index, scheduled_s=scheduled_s)
                 await asyncio.sleep(self.start_s + scheduled_s - time.monotonic())
                 group.create_task(self._send(call, previous[index]))
+
+    async def _follow(self, index: int, step: Step) -> None:
+        assert step.parent is not None, index
+        await self._finished[step.parent].wait()
+        due_s = time.monotonic() - self.start_s + step.after_s
+        call = self._client.prepare(self._rows[index], row_index=index, scheduled_s=round(due_s, 6))
+        await asyncio.sleep(self.start_s + due_s - time.monotonic())
+        await self._send(call, None)
 
     async def _send(self, call: Call, previous: int | None) -> None:
         if previous is not None:
@@ -93,6 +114,7 @@ async def replay(
     *,
     in_flight_max: int = 1024,
     wait_for_previous_turn: bool = False,
+    pace: Pace = "timestamps",
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     interrupt_signals: Sequence[signal.Signals] = (),
 ) -> ReplayResult:
@@ -105,6 +127,8 @@ async def replay(
         in_flight_max: requests at once; one that has to wait for a slot shows as schedule lag.
         wait_for_previous_turn: a follow-up is not due before the turn before it is answered, as
             with a person. Off, the load is purely open loop.
+        pace: "closed_loop": a follow-up is due its think time after that answer, sooner or later
+            than the schedule says, as in the policy lab (`loadgen.workloads.pacing`).
         on_progress: called a few times a second and once at the end.
         interrupt_signals: end the run early and return the records so far; requests in flight are
             recorded with the error "interrupted".
@@ -115,10 +139,12 @@ async def replay(
     client = StreamingClient(target)
     run = _Replay(client, rows, in_flight_max)
     previous = previous_turns(rows) if wait_for_previous_turn else [None] * len(rows)
+    steps = enumerate(plan(rows, pace))
+    follow_ups = {index: step for index, step in steps if step.parent is not None}
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.TaskGroup() as group:
-            work = group.create_task(run.run(schedule, previous=previous))
+            work = group.create_task(run.run(schedule, previous=previous, follow_ups=follow_ups))
             for number in interrupt_signals:
                 loop.add_signal_handler(number, work.cancel)
             while not work.done():

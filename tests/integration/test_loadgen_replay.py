@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -100,6 +101,23 @@ async def test_follow_up_waits_for_the_answer_before_it(server: Server) -> None:
     first, second = result.records
     assert first.finished_s is not None
     assert second.scheduled_s >= first.finished_s
+
+
+async def test_in_closed_loop_a_follow_up_is_sent_a_think_time_after_the_answer(
+    server: Server,
+) -> None:
+    """Neither before it nor at the trace's own time, which is hours away; first turns are."""
+    first, follow_up = make_rows(2, session_id="s")
+    (other,) = make_rows(1, session_id="t")
+    rows = (first, replace(other, arrival_s=0.1), replace(follow_up, arrival_s=9e3, think_s=0.3))
+    target = Target(url=server.url, model="m")
+    result = await replay(rows, (0.0, 0.1, 9e3), target, pace="closed_loop")
+    answered, beside, thought = result.records
+    assert answered.finished_s is not None
+    assert thought.sent_s is not None
+    assert thought.scheduled_s >= answered.finished_s + 0.3
+    assert thought.sent_s >= thought.scheduled_s
+    assert (beside.scheduled_s, beside.error, thought.error) == (0.1, None, None)
 
 
 async def test_progress_ends_with_everything_finished(server: Server) -> None:
