@@ -28,6 +28,7 @@ from indexer.contract.link import connected
 from indexer.contract.link.address import without_password
 from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi
+from indexer.engine.engine_tls import engine_context
 from indexer.errors import IndexerError, first
 from indexer.sidecar import REDIS_DEADLINE_S, Sidecar
 from indexer.telemetry import Telemetry, configure_logging
@@ -69,14 +70,14 @@ async def _run(config: SidecarConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, this.cancel)
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    engine_list = _engine_list(config)
+    engine_list, tls = _engine_list(config), engine_context(config)
     drain = Drain(is_draining=config.draining)
     drains = Drains(is_draining=config.draining)
     wishes = drain if engine_list is None else drains
     async with (
         serving(config.metrics_host, int(config.metrics_port), registry, wishes),
         connected(config.redis_url, deadline_s=REDIS_DEADLINE_S) as link,
-        EngineApi(config.engine_url, api_key=config.engine_api_key) as api,
+        EngineApi(config.engine_url, api_key=config.engine_api_key, tls=tls) as api,
     ):
         if engine_list is None:
             await Sidecar(config, api, link, telemetry=Telemetry(registry), drain=drain).run()

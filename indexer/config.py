@@ -52,6 +52,9 @@ class SidecarConfig:
             or unix:///PATH
         advertised_url: the engine's API as routers reach it; engine_url when not given
         engine_api_key: what the engine was given as --api-key
+        engine_ca: PEM file of authorities of an engine with an https URL; the system's by default
+        engine_cert: PEM file of the certificate shown to an engine that asks for one
+        engine_key: PEM file of its key
         event_endpoint: where KV events are published, for engines without GET /kv_event_sources;
             a host of * is the engine's; rank r of a data-parallel engine adds r to the port
         replay_endpoint: where missed KV events can be asked for, likewise
@@ -106,6 +109,9 @@ class SidecarConfig:
     redis_url: str = "redis://127.0.0.1:6390"
     advertised_url: str | None = None
     engine_api_key: str | None = None
+    engine_ca: str | None = None
+    engine_cert: str | None = None
+    engine_key: str | None = None
     event_endpoint: str | None = None
     replay_endpoint: str | None = None
     event_topic: str | None = None
@@ -214,6 +220,8 @@ class SidecarConfig:
                 raise ValueError(f"{key}: says nothing where no events are followed ({name})")
 
     def _check_endpoints(self) -> None:
+        if (self.engine_cert is None) != (self.engine_key is None):
+            raise ValueError("engine_key: give engine_cert and engine_key, or neither")
         for key in ("event_endpoint", "replay_endpoint", "step_endpoint"):
             endpoint = getattr(self, key)
             if endpoint is not None and not is_endpoint(endpoint):

@@ -13,6 +13,10 @@ class EngineUnsuitable(IndexerError):  # noqa: N818
     """The engine answers, but cannot be indexed as it is; the message says what to change."""
 
 
+class CertificatesUnusable(IndexerError):  # noqa: N818
+    """A PEM file cannot be read or does not fit; the message names the option."""
+
+
 class EngineRestarted(IndexerError):  # noqa: N818
     """Another engine process answers under the same address: everything known of it is void."""
 

@@ -16,6 +16,7 @@ from indexer.contract.limits import INSTANCE_LEASE_RENEW_S
 from indexer.contract.link import Link
 from indexer.draining import Drain
 from indexer.engine.engine_api import EngineApi
+from indexer.engine.engine_tls import engine_context
 from indexer.errors import EngineUnsuitable, ListUnreadable, first
 from indexer.sidecar import Sidecar
 from indexer.telemetry import Telemetry
@@ -56,6 +57,7 @@ class Engines:
         registry: CollectorRegistry,
         drains: "Drains",
     ) -> None:
+        self._tls = engine_context(config)
         self._config = replace(config, approximate=True, engines_file=None, engines_dns=None)
         self._list = engine_list
         self._link = link
@@ -127,7 +129,7 @@ class Engines:
         telemetry, drain = Telemetry(registry), self._drains.add(label)
         structlog.contextvars.bind_contextvars(engine=label)  # of this task and those it starts
         try:
-            async with EngineApi(url, api_key=config.engine_api_key) as api:
+            async with EngineApi(url, api_key=config.engine_api_key, tls=self._tls) as api:
                 while True:
                     sidecar = Sidecar(
                         config,

@@ -5,6 +5,7 @@ other metrics or none: what they do not tell is absent here, and `plan.py` asks 
 """
 
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -62,14 +63,14 @@ class EngineInfo:
 class EngineApi:
     """HTTP client of one engine; a call without a usable answer raises EngineUnreachable."""
 
-    def __init__(self, url: str, *, api_key: str | None) -> None:
+    def __init__(self, url: str, *, api_key: str | None, tls: ssl.SSLContext | None = None) -> None:
         self.url = url.rstrip("/")
         self.host = urlsplit(self.url).hostname or ""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
-            connector=aiohttp.TCPConnector(limit=4, keepalive_timeout=3.0),
+            connector=aiohttp.TCPConnector(limit=4, keepalive_timeout=3.0, ssl=tls or True),
             raise_for_status=False,
         )
 

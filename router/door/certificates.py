@@ -72,18 +72,59 @@ class ServerCertificates:
         return context
 
 
-def engine_context(options: DoorOptions) -> ssl.SSLContext | None:
-    """How certificates of engines are checked; None: by the system's authorities.
+class EngineCertificates:
+    """How certificates of engines are checked, and what is shown to those that ask for one.
+
+    Attributes:
+        context: of every connection to an engine.
+
+    Args:
+        ca: PEM file of authorities; None: the system's.
+        cert: PEM file of the certificate that is shown, with its chain; None: there is none.
+        key: PEM file of its key, without a passphrase.
 
     Raises:
-        CertificatesUnusable: the file cannot be used.
+        CertificatesUnusable: a file cannot be used.
     """
-    if options.engine_ca is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _trust(context, "engine_ca", options.engine_ca)
-    return context
+
+    def __init__(self, *, ca: str | None, cert: str | None, key: str | None) -> None:
+        self._own = None if cert is None or key is None else (cert, key)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if ca is None:
+            self.context.load_default_certs()
+        else:
+            _trust(self.context, "engine_ca", ca)
+        self.reload()
+
+    @classmethod
+    def of(cls, options: DoorOptions) -> "EngineCertificates | None":
+        """As configured; None: the system's authorities, and nothing is shown.
+
+        Raises:
+            CertificatesUnusable: a file cannot be used.
+        """
+        if options.engine_ca is None and options.engine_cert is None:
+            return None
+        return cls(ca=options.engine_ca, cert=options.engine_cert, key=options.engine_key)
+
+    def reload(self) -> None:
+        """Read what is shown again; connections that are open stay as they are.
+
+        Raises:
+            CertificatesUnusable: a file cannot be used; those read before stay in use.
+        """
+        if self._own is None:
+            return
+        cert, key = self._own
+        try:
+            # Tried elsewhere first: one that fits no key would be left in use half.
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.context):
+                context.load_cert_chain(cert, key, password=_no_passphrase)
+        except (OSError, ValueError) as error:
+            raise CertificatesUnusable(
+                f"engine_cert, engine_key: {cert}, {key}: {_said(error)}"
+            ) from None
 
 
 def _trust(context: ssl.SSLContext, option: str, path: str) -> None:

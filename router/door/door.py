@@ -11,7 +11,7 @@ from router.config import RouterConfig
 from router.door import api_keys
 from router.door.admission import Admission
 from router.door.api_keys import KeyRing
-from router.door.certificates import ServerCertificates, engine_context
+from router.door.certificates import EngineCertificates, ServerCertificates
 from router.door.engine_headers import EngineHeaders
 from router.door.options import asks_for_keys
 from router.door.reloading import ApiKeys, Reloading
@@ -28,7 +28,7 @@ class Door:
         keys: of clients; None where none are asked for.
         admin: the operators' key; None where they need none.
         certificates: of this router's ports; None for plain HTTP.
-        engine_tls: how certificates of engines are checked; None: by the system's authorities.
+        engine_tls: of connections to engines; None: as the system checks their certificates.
         engine_headers: what engines see of clients' credentials.
         reloading: reads keys and certificates again.
     """
@@ -59,6 +59,7 @@ class Door:
             None if config.admin_key is None else api_keys.of_secret(config.admin_key, "admin_key")
         )
         certificates = ServerCertificates.of(config)
+        engine_certificates = EngineCertificates.of(config)
         if keys is None:
             log.info("door_open", reason="no api_keys_file and no api_keys: nobody needs a key")
         else:
@@ -73,7 +74,7 @@ class Door:
             keys=keys,
             admin=admin,
             certificates=certificates,
-            engine_tls=engine_context(config),
+            engine_tls=None if engine_certificates is None else engine_certificates.context,
             engine_headers=EngineHeaders(config),
-            reloading=Reloading(keys, certificates),
+            reloading=Reloading(keys, certificates, engine_certificates),
         )

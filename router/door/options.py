@@ -28,6 +28,9 @@ class DoorOptions:
         tls_key: PEM file of its key
         tls_client_ca: PEM file of authorities; clients without a certificate of theirs are refused
         engine_ca: PEM file of authorities of engines with https URLs; the system's by default
+        engine_cert: PEM file of the certificate shown to engines that ask for one, with its chain;
+            read again on SIGHUP
+        engine_key: PEM file of its key
         connections_max: connections of clients; beyond, they are answered 503 and closed
         header_timeout_s: headers must have arrived within this, and a TLS handshake be done
         client_keepalive_s: an unused connection of a client is closed after this
@@ -44,6 +47,8 @@ class DoorOptions:
     tls_key: str | None = None
     tls_client_ca: str | None = None
     engine_ca: str | None = None
+    engine_cert: str | None = None
+    engine_key: str | None = None
     connections_max: PositiveInt = 16_384
     header_timeout_s: PositiveFloat = 10.0
     client_keepalive_s: PositiveFloat = 75.0
@@ -62,6 +67,10 @@ def check_door(options: DoorOptions) -> None:
     """
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ValueError("tls_key: tls_cert and tls_key belong together: give both or neither")
+    if (options.engine_cert is None) != (options.engine_key is None):
+        raise ValueError(
+            "engine_key: engine_cert and engine_key belong together: give both or neither"
+        )
     if options.tls_client_ca is not None and options.tls_cert is None:
         raise ValueError("tls_client_ca: needs tls_cert and tls_key")
     if options.forward_authorization and options.engine_api_key is not None:

@@ -9,7 +9,7 @@ import structlog
 
 from router.door import api_keys
 from router.door.api_keys import KeyRing, KeysInvalid
-from router.door.certificates import CertificatesUnusable, ServerCertificates
+from router.door.certificates import CertificatesUnusable, EngineCertificates, ServerCertificates
 from router.door.options import DoorOptions
 
 log = structlog.get_logger()
@@ -68,11 +68,17 @@ class Reloading:
     Args:
         keys: of clients; None where none are asked for.
         certificates: of this router; None for plain HTTP.
+        engine_certificates: what it shows to engines; None where it shows nothing.
     """
 
-    def __init__(self, keys: ApiKeys | None, certificates: ServerCertificates | None) -> None:
+    def __init__(
+        self,
+        keys: ApiKeys | None,
+        certificates: ServerCertificates | None,
+        engine_certificates: EngineCertificates | None = None,
+    ) -> None:
         self._keys = keys
-        self._certificates = certificates
+        self._certificates = [one for one in (certificates, engine_certificates) if one is not None]
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
@@ -89,8 +95,8 @@ class Reloading:
             self._asked.clear()
             if self._keys is not None and (await asyncio.to_thread(self._keys.changed) or asked):
                 await self._reload_keys(self._keys)
-            if self._certificates is not None and asked:
-                await self._reload_certificates(self._certificates)
+            for certificates in self._certificates if asked else ():
+                await self._reload_certificates(certificates)
 
     async def _reload_keys(self, keys: ApiKeys) -> None:
         try:
@@ -100,7 +106,9 @@ class Reloading:
         else:
             log.info("api_keys_reloaded", keys_count=len(keys.ring))
 
-    async def _reload_certificates(self, certificates: ServerCertificates) -> None:
+    async def _reload_certificates(
+        self, certificates: ServerCertificates | EngineCertificates
+    ) -> None:
         try:
             await asyncio.to_thread(certificates.reload)
         except CertificatesUnusable as error:

@@ -4,7 +4,9 @@ import asyncio
 import json
 import shutil
 import ssl
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,13 @@ import pytest
 from aiohttp import web
 from certificates import Certificates, make_certificates
 from prometheus_client import REGISTRY
-from router_edge import FakeEngine, completion, edge, plain
+from router_edge import Edge, FakeEngine, completion, edge, plain
 from waiting import until_equal
+
+from indexer.config import SidecarConfig
+from indexer.engine.engine_api import EngineApi
+from indexer.engine.engine_tls import engine_context
+from indexer.errors import EngineUnreachable
 
 pytestmark = pytest.mark.integration
 
@@ -200,9 +207,19 @@ async def test_both_ports_speak_tls_and_ask_for_certificates(
         assert await health(listeners.port, trusting(new, new)) == 200
 
 
-async def test_engines_are_asked_over_tls(redis_client, redis_socket, tmp_path) -> None:
-    """If the configured authority has signed for them; nothing is sent to any other."""
-    good, other = make_certificates(tmp_path / "good"), make_certificates(tmp_path / "other")
+@dataclass(frozen=True, kw_only=True)
+class TlsEngine:
+    """Where it is, and the bodies that have reached it."""
+
+    url: str
+    bodies: list[bytes]
+
+
+@asynccontextmanager
+async def tls_engine(
+    own: Certificates, *, asks_for: Certificates | None
+) -> AsyncIterator[TlsEngine]:
+    """An engine that shows `own`, and serves only who shows what this authority has signed."""
     bodies: list[bytes] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -210,30 +227,80 @@ async def test_engines_are_asked_over_tls(redis_client, redis_socket, tmp_path) 
         return web.json_response({"usage": {}})
 
     app = web.Application()
-    app.router.add_post("/{tail:.*}", answer)
+    app.router.add_route("*", "/{tail:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(runner.cleanup)
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(good.certificate, good.key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(own.certificate, own.key)
+    if asks_for is not None:
+        context.load_verify_locations(asks_for.authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    try:
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-        record = {"url": f"https://127.0.0.1:{runner.addresses[0][1]}"}
+        yield TlsEngine(url=f"https://127.0.0.1:{runner.addresses[0][1]}", bodies=bodies)
+    finally:
+        await runner.cleanup()
+
+
+async def asked(one: Edge) -> int:
+    """Status of a completion."""
+    async with one.client.post("/v1/completions", json=completion()) as answered:
+        return answered.status
+
+
+async def test_engines_are_asked_over_tls(redis_client, redis_socket, tmp_path) -> None:
+    """If the configured authority has signed for them; nothing is sent to any other."""
+    good, other = make_certificates(tmp_path / "good"), make_certificates(tmp_path / "other")
+    async with tls_engine(good, asks_for=None) as engine:
         for authority, status in ((good, 200), (other, 502)):
             await redis_client.flushdb()
-            engine_ca = str(authority.authority)
-            async with (
-                edge(
-                    redis_client,
-                    redis_socket,
-                    FakeEngine("a", plain),
-                    record=record,
-                    engine_ca=engine_ca,
-                ) as one,
-                one.client.post("/v1/completions", json=completion()) as answered,
-            ):
-                assert answered.status == status
-    assert len(bodies) == 1
+            stand_in, record = FakeEngine("a", plain), {"url": engine.url}
+            ca = {"engine_ca": str(authority.authority)}
+            async with edge(redis_client, redis_socket, stand_in, record=record, **ca) as one:
+                assert await asked(one) == status
+    assert len(engine.bodies) == 1
+
+
+async def test_engines_that_ask_for_a_certificate_are_shown_one(
+    redis_client, redis_socket, tmp_path
+) -> None:
+    """Requests and the router's own questions alike; a new one on demand, an unusable one never."""
+    engines, old, new = (make_certificates(tmp_path / name) for name in ("e", "old", "new"))
+    files = used(tmp_path / "used", old)
+    options = {"engine_cert": files["tls_cert"], "engine_key": files["tls_key"]}
+    options |= {"engine_ca": str(engines.authority), "ejection_ratio_max": 0, "keepalive_s": 0.01}
+    async with (
+        tls_engine(engines, asks_for=new) as engine,
+        edge(
+            redis_client,
+            redis_socket,
+            FakeEngine("a", plain),
+            record={"url": engine.url},
+            **options,
+        ) as one,
+    ):
+        assert await asked(one) == 502
+        assert not engine.bodies
+        used(tmp_path / "used", new)
+        (tmp_path / "used" / "key").write_text("nonsense")
+        one.process.reloading.ask()
+        await asyncio.sleep(0.1)
+        assert await asked(one) == 502
+        used(tmp_path / "used", new)
+        one.process.reloading.ask()
+        await until_equal(200, lambda: asked(one))
+
+
+async def test_a_sidecar_shows_its_certificate_too(tmp_path) -> None:
+    """Its questions are answered by an engine that serves nobody without one."""
+    engines, own = make_certificates(tmp_path / "e"), make_certificates(tmp_path / "own")
+    shown = {"engine_cert": str(own.certificate), "engine_key": str(own.key)}
+    async with tls_engine(engines, asks_for=own) as engine:
+        for options, is_healthy in (({}, False), (shown, True)):
+            config = SidecarConfig(engine_ca=str(engines.authority), **options)
+            async with EngineApi(engine.url, api_key=None, tls=engine_context(config)) as api:
+                with nullcontext() if is_healthy else pytest.raises(EngineUnreachable):
+                    assert await api.is_healthy()
 
 
 @pytest.mark.parametrize("query", ["", "?a=1"])

@@ -50,6 +50,7 @@ def test_file(tmp_path: Path) -> None:
         (["--metrics_port", "70000"], "metrics_port"),
         (["--replay_endpoint", "tcp://h:1"], "replay_endpoint"),
         (["--engine_ranks", "2"], "engine_ranks"),
+        (["--engine_cert", "x"], "engine_key"),
         (["--engine_ranks", "257", "--event_endpoint", "tcp://h:1"], "engine_ranks"),
         (["--engine_block_size_tokens", "0"], "engine_block_size_tokens"),
         (["--event_endpoint", "h:5557"], "event_endpoint"),
@@ -146,3 +147,15 @@ def test_taken_metrics_port_is_named(capsys: pytest.CaptureFixture[str]) -> None
         port = taken.getsockname()[1]
         assert main(["--metrics_host=127.0.0.1", f"--metrics_port={port}"]) == 1
     assert f"metrics_port: {port} on 127.0.0.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["engine_ca", "engine_cert"])
+def test_certificates_that_cannot_be_used_end_the_start(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before Redis is looked for, with the option's name."""
+    args = [f"--{option}=/nonexistent", "--redis_url=unix:///nonexistent", "--metrics_port=0"]
+    args += ["--engine_key=/nonexistent"] if option == "engine_cert" else []
+    assert main(args) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if "sidecar_failed" in line]
+    assert option in failed[0]

@@ -8,7 +8,7 @@ from certificates import make_certificates
 
 from router.__main__ import main
 from router.config import RouterConfig, loggable, parse_config
-from router.door.certificates import CertificatesUnusable, ServerCertificates, engine_context
+from router.door.certificates import CertificatesUnusable, EngineCertificates, ServerCertificates
 from router.door.options import SECRETS, DoorOptions
 
 
@@ -17,6 +17,7 @@ from router.door.options import SECRETS, DoorOptions
     [
         (["--tls_cert", "x"], "tls_key"),
         (["--tls_client_ca", "x"], "tls_client_ca"),
+        (["--engine_cert", "x"], "engine_key"),
         (["--forward_authorization", "true"], "api_keys"),
         (
             ["--forward_authorization=true", "--api_keys=a", "--engine_api_key=b"],
@@ -44,6 +45,7 @@ def test_what_does_not_go_together_ends_the_start(
         (["--admin_key", ""], "admin_key"),
         (["--tls_cert", "/nonexistent", "--tls_key", "/nonexistent"], "tls_cert"),
         (["--engine_ca", "/nonexistent"], "engine_ca"),
+        (["--engine_cert", "/nonexistent", "--engine_key", "/nonexistent"], "engine_cert"),
     ],
 )
 def test_what_cannot_be_used_ends_the_start(
@@ -78,7 +80,9 @@ def test_certificates_that_do_not_fit_are_named(tmp_path: Path) -> None:
             cert=str(one.certificate), key=str(one.key), client_ca=str(tmp_path / "text")
         )
     with pytest.raises(CertificatesUnusable, match="engine_ca"):
-        engine_context(DoorOptions(engine_ca=str(tmp_path / "text")))
+        EngineCertificates.of(DoorOptions(engine_ca=str(tmp_path / "text")))
+    with pytest.raises(CertificatesUnusable, match="engine_cert"):  # another key's
+        EngineCertificates(ca=None, cert=str(one.certificate), key=str(other.key))
 
 
 def test_hash_key_is_a_command(
