@@ -152,11 +152,11 @@ class Router:
                 self._key_limiter.visit(
                     exchange.visitor.caller, record.output_tokens_told
                 ) as visit,
-                self._admission.enter(exchange.visitor.priority) as ticket,
+                self._admission.enter(exchange.visitor) as ticket,
             ):
                 call = record.onward(await exchange.receive(ticket))
                 record.lap(Stage.RECEIVE)
-                await ticket.wait_for_place(exchange.visitor, call.body)
+                await ticket.wait_for_place(call.body)
                 record.lap(Stage.QUEUE)
                 record.received_s = time.monotonic()
                 question = await self._prepare(call, exchange.visitor, record)  # 2 - 5
@@ -186,10 +186,10 @@ class Router:
         """
         with (
             self._key_limiter.visit(exchange.visitor.caller, record.output_tokens_told) as visit,
-            self._admission.enter() as ticket,
+            self._admission.enter(exchange.visitor) as ticket,
         ):
             call = await exchange.receive(ticket)
-            await ticket.wait_for_place(exchange.visitor, call.body)
+            await ticket.wait_for_place(call.body)
             await visit.charge(0)  # a request of no tokens
             question = await self._prepare(call, exchange.visitor, record)
         snapshot, detection = question.snapshot, question.detection

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from router import telemetry
-from router.door.visitor import Visitor
+from router.door.visitor import ANYBODY, Visitor
 from router.door.waiting_line import WaitingLine
 from router.errors import Draining, Overloaded, QueueTimeout
 
@@ -34,11 +34,11 @@ class Ticket:
         placed: it has a place; else it is one of those who will wait for one.
     """
 
-    __slots__ = ("_admission", "_cancelling", "_cut", "_priority", "_task", "held_bytes", "placed")
+    __slots__ = ("_admission", "_cancelling", "_cut", "_task", "_visitor", "held_bytes", "placed")
 
-    def __init__(self, admission: "Admission", priority: int | None) -> None:
+    def __init__(self, admission: "Admission", visitor: Visitor) -> None:
         self._admission = admission
-        self._priority = priority
+        self._visitor = visitor
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cut = False
@@ -46,7 +46,7 @@ class Ticket:
         self.placed = False
 
     def __enter__(self) -> Self:
-        self.placed = self._admission.admit(self, self._priority)
+        self.placed = self._admission.admit(self, self._visitor)
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         return self
@@ -78,12 +78,11 @@ class Ticket:
         self._admission.take_bytes(count_bytes)
         self.held_bytes += count_bytes
 
-    async def wait_for_place(self, visitor: Visitor, body: bytes = b"") -> None:
+    async def wait_for_place(self, body: bytes = b"") -> None:
         """Go on as one of those in flight, at once for who has a place already.
 
         Args:
-            visitor: whose importance counts, and equals in the order of their arrival here.
-            body: of its request, in which the priority may stand.
+            body: of the request, in which the priority may stand.
 
         Raises:
             QueueTimeout: no place has become free in time.
@@ -91,7 +90,7 @@ class Ticket:
             Draining: the door has been closed.
         """
         if not self.placed:
-            await self._admission.wait_for_place(self, visitor.priority_of(body))
+            await self._admission.wait_for_place(self, self._visitor, body)
 
 
 class Admission:
@@ -139,20 +138,20 @@ class Admission:
         """Requests that wait for a place."""
         return self._queued
 
-    def enter(self, priority: int | None = None) -> Ticket:
+    def enter(self, visitor: Visitor = ANYBODY) -> Ticket:
         """Let one request in for the time of a `with`, to a place or to wait for one.
 
         Args:
-            priority: as far as it is known before the body; with one, it may take the stead of a
-                less important one in a full queue.
+            visitor: whose importance counts, and whose turn it is among equals; in a full queue it
+                may take the stead of a less important one, or of a caller's who has more waiting.
 
         Raises:
             Draining: as the `with` begins: the door is closed.
             Overloaded: likewise: as many requests as allowed are in flight, and as many wait.
         """
-        return Ticket(self, priority)
+        return Ticket(self, visitor)
 
-    def admit(self, ticket: Ticket, priority: int | None) -> bool:
+    def admit(self, ticket: Ticket, visitor: Visitor) -> bool:
         """For `Ticket` alone, see `enter`; whether there is a place at once."""
         if self._closed:
             raise _draining()
@@ -160,7 +159,7 @@ class Admission:
         if placed:
             self._requests += 1
         else:
-            self._make_stead(priority)
+            self._make_stead(visitor)
             self._queued += 1
         self._tickets.add(ticket)
         self._empty.clear()
@@ -178,7 +177,7 @@ class Admission:
         if self._requests == 0 and self._queued == 0:
             self._empty.set()
 
-    async def wait_for_place(self, ticket: Ticket, priority: int) -> None:
+    async def wait_for_place(self, ticket: Ticket, visitor: Visitor, body: bytes) -> None:
         """See `Ticket.wait_for_place`."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
@@ -189,7 +188,7 @@ class Admission:
             self._place(ticket)
             return
         turn: Turn = loop.create_future()
-        place = self._line.join(priority, turn)
+        place = self._line.join(visitor.priority_of(body), turn, visitor.caller_name)
         try:
             async with asyncio.timeout(self._queue_deadline_s):
                 await turn
@@ -267,12 +266,14 @@ class Admission:
                 self._requests += 1
                 turn.set_result(None)
 
-    def _make_stead(self, priority: int | None) -> None:
+    def _make_stead(self, visitor: Visitor) -> None:
         """Have room for one more that waits."""
         if self._queued < self._queue_requests_max:
             return
-        worst = self._line.worst_priority
-        if priority is not None and worst is not None and priority < worst:
+        # Without a header it is not known yet: the body, which may say so, comes later.
+        known = visitor.asked_priority is not None
+        priority, caller = visitor.priority_of(b""), visitor.caller_name
+        if self._line.gives_way_to(priority, caller, is_asked=known):
             _fail(self._line.take_last(), self._overloaded("displaced"))
             return
         raise self._overloaded("queue" if self._queue_requests_max else "requests")

@@ -94,9 +94,9 @@ class Visitor:
     asked_priority: int | None = None
 
     @property
-    def priority(self) -> int | None:
-        """As far as it is known without the body."""
-        return None if self.asked_priority is None else self._held(self.asked_priority)
+    def caller_name(self) -> str | None:
+        """Whose request it is; None where keys are not asked for."""
+        return None if self.caller is None else self.caller.name
 
     def priority_of(self, body: bytes) -> int:
         """By its header, else by the field `priority` of its body, which is vLLM's."""
@@ -108,6 +108,10 @@ class Visitor:
         if self.caller is None:
             return held_priority(priority)
         return held_priority(priority, most_important=self.caller.priority_min)
+
+
+ANYBODY: Final = Visitor()
+"""Without a key, and no more important than others."""
 
 
 def header_priority(value: str | None) -> int | None:

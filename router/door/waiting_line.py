@@ -1,6 +1,6 @@
 """Who waits for a place, in the order in which places are given out. Pure."""
 
-from bisect import bisect_left, insort
+from collections import OrderedDict
 from itertools import count
 from typing import Final, Generic, TypeVar
 
@@ -11,47 +11,100 @@ PRIORITY_MAX: Final = 1000
 """Beyond these priorities are held there: a queue that long has no use for finer ones."""
 
 
-class WaitingLine(Generic[Guest]):
-    """A line ordered by priority, lower first, and by arrival among equals.
+Place = tuple[int, str | None, int]
+"""Priority, caller, arrival."""
 
-    Kept sorted: a line is as long as the bound of the queue, a few thousand at most, and both ends
-    are wanted, the first to be served and the last to give way.
+_Guests = OrderedDict[int, Guest]
+"""Of one caller, by arrival."""
+
+
+class WaitingLine(Generic[Guest]):
+    """A line ordered by priority, lower first; among equals callers take turns, each in its order.
+
+    So whoever has little waiting is served after at most one request of each other caller, however
+    many those have (fair queueing; Nagle, RFC 970). A caller that comes is the last to have a turn.
     """
 
     def __init__(self) -> None:
-        self._line: list[tuple[int, int]] = []
-        self._guests: dict[int, Guest] = {}
+        # By priority, callers in the order of their turns; none of them is empty.
+        self._equals: dict[int, OrderedDict[str | None, _Guests[Guest]]] = {}
         self._arrivals = count()
+        self._length = 0
 
     def __len__(self) -> int:
-        return len(self._line)
+        return self._length
 
-    def join(self, priority: int, guest: Guest) -> tuple[int, int]:
-        """Stand in the line; returns the place, for `leave`."""
-        place = (priority, next(self._arrivals))
-        insort(self._line, place)
-        self._guests[place[1]] = guest
-        return place
+    def join(self, priority: int, guest: Guest, caller: str | None = None) -> Place:
+        """Stand in the line; returns the place, for `leave`.
 
-    def leave(self, place: tuple[int, int]) -> bool:
+        Args:
+            priority: lower is more important.
+            guest: who waits.
+            caller: whose request it is; those of nobody in particular are one caller's.
+        """
+        arrival = next(self._arrivals)
+        callers = self._equals.setdefault(priority, OrderedDict())
+        callers.setdefault(caller, OrderedDict())[arrival] = guest
+        self._length += 1
+        return priority, caller, arrival
+
+    def leave(self, place: Place) -> bool:
         """Leave the line; False for who is not in it any more."""
-        if self._guests.pop(place[1], None) is None:
+        priority, caller, arrival = place
+        callers = self._equals.get(priority)
+        guests = None if callers is None else callers.get(caller)
+        if guests is None or arrival not in guests:
             return False
-        del self._line[bisect_left(self._line, place)]
+        del guests[arrival]
+        self._one_less(priority, caller)
         return True
 
     def take_first(self) -> Guest:
         """Whose turn it is; the line must not be empty."""
-        return self._guests.pop(self._line.pop(0)[1])
+        priority = min(self._equals)
+        callers = self._equals[priority]
+        caller = next(iter(callers))
+        _, guest = callers[caller].popitem(last=False)
+        callers.move_to_end(caller)
+        self._one_less(priority, caller)
+        return guest
 
     def take_last(self) -> Guest:
-        """Who came last of the least important; the line must not be empty."""
-        return self._guests.pop(self._line.pop()[1])
+        """The last of the caller with most waiting of the least important; must not be empty."""
+        priority = max(self._equals)
+        caller = _greediest(self._equals[priority])
+        _, guest = self._equals[priority][caller].popitem()
+        self._one_less(priority, caller)
+        return guest
 
-    @property
-    def worst_priority(self) -> int | None:
-        """Of the last in the line; None for an empty one."""
-        return self._line[-1][0] if self._line else None
+    def gives_way_to(self, priority: int, caller: str | None, *, is_asked: bool = True) -> bool:
+        """Whether whom `take_last` takes should: it is less important, or of equals has more.
+
+        Args:
+            priority: of a newcomer.
+            caller: whose request it is.
+            is_asked: it is known to be so important; else among equals alone.
+        """
+        if not self._equals:
+            return False
+        worst = max(self._equals)
+        callers = self._equals[worst]
+        if priority != worst:
+            return is_asked and priority < worst
+        return len(callers.get(caller, ())) + 1 < len(callers[_greediest(callers)])
+
+    def _one_less(self, priority: int, caller: str | None) -> None:
+        self._length -= 1
+        callers = self._equals[priority]
+        if not callers[caller]:
+            del callers[caller]
+        if not callers:
+            del self._equals[priority]
+
+
+def _greediest(callers: OrderedDict[str | None, _Guests[Guest]]) -> str | None:
+    """Of those with as many, whose turn comes last."""
+    return max(reversed(callers), key=lambda caller: len(callers[caller]))
 
 
 def held_priority(priority: int, *, most_important: int = PRIORITY_MIN) -> int:

@@ -159,6 +159,39 @@ async def test_who_waits_is_served_by_priority(redis_client, redis_socket) -> No
     assert all("x-timestable-priority" not in headers for headers in engine.headers)
 
 
+async def test_keys_take_turns_in_the_line(redis_client, redis_socket) -> None:
+    """Whoever has filled the queue neither holds up another key nor keeps it out."""
+    engine = FakeEngine("a", silent)
+    full = {"in_flight_requests_max": 1, "queue_requests_max": 3, "api_keys": "much,little"}
+    async with (
+        edge(redis_client, redis_socket, engine, **full) as one,
+        asyncio.TaskGroup() as tasks,
+    ):
+        waits: dict[str, asyncio.Task[int]] = {}
+
+        async def ask(name: str) -> int:
+            headers = {"Authorization": f"Bearer {name.split(maxsplit=1)[0]}"}
+            whole = completion(user=name)
+            async with one.client.post("/v1/completions", json=whole, headers=headers) as answer:
+                await answer.read()
+                return answer.status
+
+        for name in ("much 0", "much 1", "much 2", "much 3", "little 1"):
+            waits[name] = tasks.create_task(ask(name))
+            if name == "much 0":
+                await until(lambda: engine.bodies, "the engine has the request")
+            else:
+                await until_equal(min(3, len(waits) - 1), lambda: len(one.process.admission._line))
+        await until(waits["much 3"].done, "the last of the key with most has given way")
+        engine.let_go.set()
+    assert {name: task.result() for name, task in waits.items()} == {
+        **dict.fromkeys(("much 0", "much 1", "much 2", "little 1"), 200),
+        "much 3": 429,
+    }
+    order = [name for body in engine.bodies for name in waits if f'"{name}"'.encode() in body]
+    assert order == ["much 0", "much 1", "little 1", "much 2"]
+
+
 async def test_nobody_waits_for_ever(redis_client, redis_socket) -> None:
     """A 503 that says why and when to come again."""
     engine = FakeEngine("a", silent)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from waiting import until, until_equal
 
 from router.door.admission import Admission
-from router.door.visitor import Visitor
+from router.door.visitor import Caller, Visitor
 from router.door.waiting_line import WaitingLine
 from router.errors import DropReason, Overloaded, QueueTimeout
 
@@ -102,18 +102,23 @@ class Line:
         self._tasks = tasks
 
     async def arrive(
-        self, name: str, priority: int = 0, hint: int | None = None
+        self, name: str, priority: int = 0, *, in_body: bool = False, caller: str | None = None
     ) -> asyncio.Task[None]:
         """Let one in and see it placed, waiting or refused."""
-        task = self._tasks.create_task(self._guest(name, priority, hint))
+        visitor = Visitor(
+            caller=None if caller is None else Caller(name=caller),
+            asked_priority=None if in_body else priority,
+        )
+        body = b'{"priority": %d}' % priority if in_body else b""
+        task = self._tasks.create_task(self._guest(name, visitor, body))
         for _ in range(3):
             await asyncio.sleep(0)
         return task
 
-    async def _guest(self, name: str, priority: int, hint: int | None) -> None:
+    async def _guest(self, name: str, visitor: Visitor, body: bytes) -> None:
         try:
-            with self.admission.enter(hint) as ticket:
-                await ticket.wait_for_place(Visitor(asked_priority=priority))
+            with self.admission.enter(visitor) as ticket:
+                await ticket.wait_for_place(body)
                 self.served.append(name)
                 await self.go.wait()
         except Overloaded as error:
@@ -160,16 +165,37 @@ async def test_a_full_queue_refuses_the_next() -> None:
 
 
 async def test_the_least_important_gives_way_in_a_full_queue() -> None:
-    """For one whose importance is known beforehand; of equals nobody gives way."""
+    """For one whose importance is known beforehand; of equals nobody gives way.
+
+    What stands in a body is not known then, and counts as what nobody asks for.
+    """
     async with asyncio.TaskGroup() as tasks:
         line = Line(tasks)
         for name, priority in (("in flight", 0), ("a", 1), ("b", 2), ("c", 2)):
             await line.arrive(name, priority)
-        await line.arrive("equal", 2, hint=2)
-        await line.arrive("better", 0, hint=0)
+        await line.arrive("equal", 2)
+        await line.arrive("better", -1)
+        await line.arrive("in body", -1, in_body=True)
         await line.emptied()
-        assert line.refused == {"equal": DropReason.OVERLOADED, "c": DropReason.OVERLOADED}
+        assert set(line.refused) == {"equal", "c", "in body"}
+        assert set(line.refused.values()) == {DropReason.OVERLOADED}
         assert line.served == ["in flight", "better", "a", "b"]
+
+
+async def test_callers_take_turns() -> None:
+    """Whoever has much waiting does not hold up who has little, nor keep it out of a full queue."""
+    async with asyncio.TaskGroup() as tasks:
+        line = Line(tasks)
+        for name in ("in flight", "much 1", "much 2", "much 3"):
+            await line.arrive(name, caller="much")
+        await line.arrive("little 1", caller="little")
+        await line.arrive("little 2", caller="little")  # they have as much waiting now, but for one
+        await line.arrive("third", caller="third")
+        await line.emptied()
+        assert line.refused == dict.fromkeys(
+            ("much 3", "little 2", "much 2"), DropReason.OVERLOADED
+        )
+        assert line.served == ["in flight", "much 1", "little 1", "third"]
 
 
 async def test_who_leaves_the_line_frees_its_stead_at_once() -> None:
@@ -197,7 +223,7 @@ async def test_waiting_has_a_deadline() -> None:
     admission = door(requests_max=1, queue_requests_max=1, queue_deadline_s=0.01)
     with admission.enter():
         with pytest.raises(QueueTimeout, match="queue_deadline_s"), admission.enter() as ticket:
-            await ticket.wait_for_place(Visitor())
+            await ticket.wait_for_place()
         assert (admission.requests, admission.queued) == (1, 0)
 
 
@@ -226,28 +252,79 @@ async def test_bytes_of_those_who_wait_count() -> None:
         await line.emptied()
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["join", "leave", "first", "last"]), st.integers(-3, 3)),
-        max_size=60,
-    )
+class NaiveLine:
+    """What a line should be: one list, and who has had a turn since when."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, str, int]] = []  # priority, caller, arrival
+        self.turns: dict[tuple[int, str], int] = {}  # when a caller was put at the end
+        self.steps = 0
+
+    def join(self, place: tuple[int, str, int]) -> None:
+        if not any(one[:2] == place[:2] for one in self.waiting):
+            self._to_end(place[:2])
+        self.waiting.append(place)
+
+    def first(self) -> tuple[int, str, int]:
+        return min(self.waiting, key=lambda one: (one[0], self.turns[one[:2]], one[2]))
+
+    def take_first(self) -> tuple[int, str, int]:
+        place = self.first()
+        self.waiting.remove(place)
+        self._to_end(place[:2])
+        return place
+
+    def last(self) -> tuple[int, str, int]:
+        return max(
+            self.waiting,
+            key=lambda one: (one[0], self.count(*one[:2]), self.turns[one[:2]], one[2]),
+        )
+
+    def count(self, priority: int, caller: str) -> int:
+        return sum(one[:2] == (priority, caller) for one in self.waiting)
+
+    def gives_way_to(self, priority: int, caller: str) -> bool:
+        if not self.waiting:
+            return False
+        worst, greediest, _ = self.last()
+        more = self.count(priority, caller) + 1 < self.count(worst, greediest)
+        return priority < worst or (priority == worst and more)
+
+    def _to_end(self, who: tuple[int, str]) -> None:
+        self.steps += 1
+        self.turns[who] = self.steps
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "join", "leave", "first", "last"]),
+        st.integers(-1, 1),
+        st.sampled_from("abc"),
+    ),
+    max_size=60,
 )
-def test_the_line_is_a_stable_priority_queue(steps: list[tuple[str, int]]) -> None:
-    """Whoever joins and leaves in whatever order, as a sorted list of (priority, arrival) would."""
-    line: WaitingLine[int] = WaitingLine()
-    model: list[tuple[int, int]] = []
-    places: dict[int, tuple[int, int]] = {}
-    for arrival, (step, number) in enumerate(steps):
+
+
+@given(STEPS)
+def test_the_line_is_by_priority_and_turns(steps: list[tuple[str, int, str]]) -> None:
+    """Whoever joins and leaves in whatever order, as a list that is searched would have it."""
+    line: WaitingLine[tuple[int, str, int]] = WaitingLine()
+    model = NaiveLine()
+    places = {}
+    for arrival, (step, number, caller) in enumerate(steps):
+        assert line.gives_way_to(number, caller) == model.gives_way_to(number, caller)
         if step == "join":
-            places[arrival] = line.join(number, guest=arrival)
-            model = sorted([*model, (number, arrival)])
-        elif model and step == "leave":
-            one = model.pop(number % len(model))
-            assert line.leave(places[one[1]])
-            assert not line.leave(places[one[1]])
-        elif model and step == "first":
-            assert line.take_first() == model.pop(0)[1]
-        elif model and step == "last":
-            assert line.take_last() == model.pop()[1]
-        assert len(line) == len(model)
-        assert line.worst_priority == (model[-1][0] if model else None)
+            guest = (number, caller, arrival)
+            model.join(guest)
+            places[arrival] = line.join(number, guest, caller)
+        elif model.waiting and step == "leave":
+            one = model.waiting.pop(number % len(model.waiting))
+            assert line.leave(places[one[2]])
+            assert not line.leave(places[one[2]])
+        elif model.waiting and step == "first":
+            assert line.take_first() == model.take_first()
+        elif model.waiting and step == "last":
+            one = model.last()
+            model.waiting.remove(one)
+            assert line.take_last() == one
+        assert len(line) == len(model.waiting)
