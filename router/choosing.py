@@ -9,6 +9,7 @@ from indexer.contract.identifiers import InstanceId
 from indexer.contract.milestones import Milestones
 from indexer.contract.request_classes import ClassPrefixes
 from router import telemetry
+from router.asked_instances import among_asked, asked_instances
 from router.attempt import Question
 from router.decode_leg import DECODE_LEG
 from router.detector import Detection
@@ -91,7 +92,9 @@ class Chooser:
 
         Raises:
             NoEligibleInstance: nobody is left.
+            RequestInvalid: the request names instances, and not as it should.
         """
+        eligible = among_asked(eligible, asked_instances(call.asked_instances))
         if call.cost is not Cost.NONE:
             eligible = pool(eligible, leg, decodes=decodes(call))
         return self.spared(eligible)

@@ -148,6 +148,7 @@ class Parts:
             policies=router_policies(time.monotonic),
             default_policy=config.policy,
             allow_policy_override=config.allow_policy_override,
+            allow_instance_choice=config.allow_instance_choice,
             ejections=self.ejections,
             bounds=DispatchBounds(
                 retries_max=config.retries_max,

@@ -51,6 +51,8 @@ class RouterConfig(DoorOptions):
             (30, 50, 70, 90), bailian, aibrix, dynamo, llm_d_scorers, llm_d_sticky,
             smg_cache_aware, preble, session_affinity
         allow_policy_override: let a request choose its policy by the header x-timestable-policy
+        allow_instance_choice: let a request name the only instances that may be chosen, by the
+            header x-timestable-instances
         in_flight_credit: count prefixes that requests in prefill are about to compute, so that a
             burst of equal new prompts is not scattered
         detect_hot_prefixes: count what prompts begin with, and where one prefix is so frequent that
@@ -117,6 +119,7 @@ class RouterConfig(DoorOptions):
     process_restarts: NonNegativeInt = 0
     policy: str = "lmetric"
     allow_policy_override: bool = False
+    allow_instance_choice: bool = False
     in_flight_credit: bool = True
     detect_hot_prefixes: bool = False
     share_reservations: bool = True

@@ -18,6 +18,9 @@ client's own is kept."""
 POLICY: Final = "x-timestable-policy"
 """Asks for a policy, where the operator lets it."""
 
+ASKED_INSTANCES: Final = "x-timestable-instances"
+"""The only instances that may be chosen, where the operator lets it; ids, separated by commas."""
+
 EXPLAIN: Final = "x-timestable-explain"
 """Asks for DECISION in the answer."""
 

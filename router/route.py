@@ -80,6 +80,7 @@ class Router:
         policies: all that can be asked for, by name; those that remember are this router's own.
         default_policy: for requests that ask for none.
         allow_policy_override: whether a request may ask for one.
+        allow_instance_choice: whether a request may name the instances it may go to.
         ejections: instances left out for a while.
         bounds: of what is done for one request.
         prefill_costs: fitted from what is seen of them.
@@ -108,6 +109,7 @@ class Router:
         bounds: DispatchBounds,
         prefill_costs: PrefillCosts,
         aliases: Mapping[str, str],
+        allow_instance_choice: bool = False,
         in_flight_credit: bool = True,
         responses: HeldResponses | None = None,
         detect_hot_prefixes: bool = False,
@@ -122,6 +124,7 @@ class Router:
         self._policies = policies
         self._default_policy = default_policy
         self._allow_policy_override = allow_policy_override
+        self._allow_instance_choice = allow_instance_choice
         self._in_flight_credit = in_flight_credit
         self._detect_hot_prefixes = detect_hot_prefixes
         self._recorder = recorder
@@ -202,6 +205,7 @@ class Router:
     async def _prepare(self, call: ApiCall, visitor: Visitor, record: RequestRecord) -> Question:
         """Steps 2 to 5: what the decision rests on."""
         policy = self._policy(call)
+        self._refuse_choice(call)
         record.model, record.stream, record.policy = call.model, call.stream, policy.name
         record.prompts_count = call.prompts_count
         if call.prompts_count > 1:
@@ -356,6 +360,14 @@ class Router:
                 param=names.POLICY,
             )
         return self._policies[name]
+
+    def _refuse_choice(self, call: ApiCall) -> None:
+        if call.asked_instances is not None and not self._allow_instance_choice:
+            raise RequestInvalid(
+                f"{names.ASKED_INSTANCES}: this router lets no request choose its instance; leave "
+                "the header out, or start the router with --allow_instance_choice true.",
+                param=names.ASKED_INSTANCES,
+            )
 
 
 def _pool(abilities: Column | None, call: ApiCall, *, apart: bool) -> int:

@@ -34,6 +34,7 @@ _NOT_FORWARDED: Final = HOP_BY_HOP | {
     names.REQUEST_ID,
     names.EXPLAIN,
     names.POLICY,
+    names.ASKED_INSTANCES,
     names.PRIORITY,
 }
 

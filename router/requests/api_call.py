@@ -116,6 +116,7 @@ class ApiCall:
         keeps_answer: the engine may hold the answer, for requests that name it.
         session_id: a hint of the client.
         policy: the policy asked for instead of the configured one.
+        asked_instances: the header that names the only instances that may be chosen.
         explain: the answer shall carry the decision.
         upgrades: it asks to go on as a WebSocket.
     """
@@ -145,5 +146,6 @@ class ApiCall:
     keeps_answer: bool = False
     session_id: str | None = None
     policy: str | None = None
+    asked_instances: str | None = None
     explain: bool = False
     upgrades: bool = False

@@ -56,6 +56,7 @@ class Received:
             "turn": int(turn) if _TURN.fullmatch(turn) else 0,
             "session_id": session if _SESSION.fullmatch(session) else None,
             "policy": self.headers.get(names.POLICY),
+            "asked_instances": self.headers.get(names.ASKED_INSTANCES),
             "explain": self.headers.get(names.EXPLAIN, "").lower() in {"1", "true"},
         }
         return ApiCall(**given | fields)

@@ -82,6 +82,35 @@ async def test_the_instance_with_the_prefix_is_chosen_and_says_why(
         assert [c["score"] for c in decision["candidates"]] == [16.0, 64.0]
 
 
+async def test_a_request_may_name_its_instances(redis_client, redis_socket) -> None:
+    """Where that is allowed, whatever they score; nobody else is tried, and no engine sees it."""
+    a, b, gone = FakeEngine("a#1", stream_all), FakeEngine("b#1", stream_all), "x, y#2"
+    allowed = {"allow_instance_choice": True}
+    async with edge(redis_client, redis_socket, a, b, **allowed) as one:
+        await store(redis_client, one.fleet, 1, chain(one.fleet, PROMPT)[:3])
+        for asked, status, chosen in (
+            ("a#1", 200, "a#1"),
+            (" a ,,", 200, "a#1"),
+            ("a#1, b", 200, "b#1"),
+            ("a#2", 503, None),
+            (gone, 503, None),
+            (", ", 400, None),
+        ):
+            headers = {"x-timestable-instances": asked}
+            for path in ("/v1/completions", "/route"):
+                async with one.client.post(path, json=completion(), headers=headers) as answer:
+                    await answer.read()
+                assert answer.status == status
+                if path != "/route":
+                    assert answer.headers.get("x-timestable-instance") == chosen
+        headers = {"x-timestable-instances": "a"}
+        body = {"model": "m", "prompt": "x"}
+        async with one.client.post("/tokenize", json=body, headers=headers) as answer:
+            assert answer.headers["x-timestable-instance"] == "a#1"
+    assert len(b.bodies) == 1
+    assert all("x-timestable-instances" not in seen for seen in (*a.headers, *b.headers))
+
+
 async def test_route_decides_and_leaves_no_trace(redis_client, redis_socket) -> None:
     """Nothing is sent and nothing is reserved."""
     engine = FakeEngine("a", stream_all)

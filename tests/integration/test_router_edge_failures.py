@@ -43,6 +43,19 @@ async def test_another_instance_is_asked_before_the_first_byte(
         assert await reserved(redis_client, one.fleet) == [(0, 0), (0, 0)]
 
 
+async def test_instances_that_were_not_asked_for_are_not_tried_either(
+    redis_client, redis_socket
+) -> None:
+    """The failure of those that were is the answer."""
+    bad, good = FakeEngine("bad", hang_up), FakeEngine("good", stream_all)
+    headers = {"x-timestable-instances": "bad"}
+    async with (
+        edge(redis_client, redis_socket, bad, good, allow_instance_choice=True) as one,
+        one.client.post("/v1/completions", json=completion(), headers=headers) as answer,
+    ):
+        assert (answer.status, len(bad.bodies), good.bodies) == (502, 1, [])
+
+
 async def test_a_dead_fleet_is_a_502_that_says_so(redis_client, redis_socket) -> None:
     """Every instance is tried once, then the failure is the answer."""
     engines = [FakeEngine(name, hang_up) for name in "abc"]

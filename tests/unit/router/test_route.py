@@ -235,6 +235,7 @@ async def test_candidates_that_have_gone_are_looked_for_again_once() -> None:
             "1048577 bytes, which cannot be the 101 tokens",
         ),
         ({"call": make_call(policy="linear")}, RequestInvalid, "--allow_policy_override"),
+        ({"call": make_call(asked_instances="a")}, RequestInvalid, "--allow_instance_choice"),
     ],
 )
 async def test_what_cannot_be_routed_reaches_no_instance(
