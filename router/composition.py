@@ -19,6 +19,7 @@ from router.door.key_limits import KeyLimiter
 from router.door.reloading import Reloading
 from router.http.api import HttpApi
 from router.http.client_exchange import BodyLimits
+from router.http.cross_origin import CrossOrigin
 from router.http.gate import Gate
 from router.http.listeners import Listeners
 from router.http.operator_calls import OperatorCalls
@@ -184,6 +185,7 @@ class Parts:
             ),
             tracer=tracer,
             gate=Gate(keys=self.door.keys, admin=self.door.admin),
+            cross_origin=CrossOrigin(config.allowed_origins),
             engine_headers=self.door.engine_headers,
             operator_calls=OperatorCalls(self.door.admission, self.index, self.link),
             rewriting=Rewriting(

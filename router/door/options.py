@@ -1,9 +1,12 @@
 """What an operator says about who may come in; part of the router's configuration."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 
 SECRETS: Final = frozenset({"api_keys", "admin_key", "engine_api_key"})
 """Options that are never shown."""
@@ -31,6 +34,8 @@ class DoorOptions:
         engine_cert: PEM file of the certificate shown to engines that ask for one, with its chain;
             read again on SIGHUP
         engine_key: PEM file of its key
+        allowed_origins: origins whose web pages may ask as clients do, such as
+            '["https://chat.example"]'; '["*"]' is all, as with vLLM. None when not given
         connections_max: connections of clients; beyond, they are answered 503 and closed
         header_timeout_s: headers must have arrived within this, and a TLS handshake be done
         client_keepalive_s: an unused connection of a client is closed after this
@@ -49,6 +54,7 @@ class DoorOptions:
     engine_ca: str | None = None
     engine_cert: str | None = None
     engine_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
     connections_max: PositiveInt = 16_384
     header_timeout_s: PositiveFloat = 10.0
     client_keepalive_s: PositiveFloat = 75.0
@@ -71,6 +77,12 @@ def check_door(options: DoorOptions) -> None:
         raise ValueError(
             "engine_key: engine_cert and engine_key belong together: give both or neither"
         )
+    for origin in options.allowed_origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"allowed_origins: `{origin}` is not like https://HOST or https://HOST:PORT, as "
+                "browsers write it, or *"
+            )
     if options.tls_client_ca is not None and options.tls_cert is None:
         raise ValueError("tls_client_ca: needs tls_cert and tls_key")
     if options.forward_authorization and options.engine_api_key is not None:

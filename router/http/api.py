@@ -15,6 +15,7 @@ from router.door.engine_headers import EngineHeaders
 from router.door.options import DoorOptions
 from router.errors import ModelUnknown, RouterError
 from router.http.client_exchange import BodyLimits, HttpExchange, decision_view
+from router.http.cross_origin import CrossOrigin
 from router.http.dashboard.recent_decisions import RecentDecisions
 from router.http.dashboard.routes import Dashboard
 from router.http.failures import REQUEST_ID, STATUS, make_app
@@ -49,6 +50,7 @@ class HttpApi:
         prefill_costs: what prefill takes, likewise.
         limits: of request bodies.
         gate: who may ask for what.
+        cross_origin: what web pages may ask.
         engine_headers: what engines see of clients' credentials.
         rewriting: what the operator lets be changed in bodies.
         tracer: tells a collector of requests; None without one.
@@ -66,6 +68,7 @@ class HttpApi:
     prefill_costs: PrefillCosts
     limits: BodyLimits
     gate: Gate = field(default_factory=Gate)
+    cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     engine_headers: EngineHeaders = field(default_factory=lambda: EngineHeaders(DoorOptions()))
     rewriting: Rewriting = field(default_factory=Rewriting)
     tracer: Tracer | None = None
@@ -84,7 +87,7 @@ class HttpApi:
                 *self._operator_routes(),
                 web.route("*", OTHER.path + "{tail:.+}", self.routed),
             ],
-            self.gate.middleware(for_clients=True),
+            self.cross_origin.in_front_of(self.gate.middleware(for_clients=True)),
             direct=dict.fromkeys(ENDPOINTS, self.routed),  # which refuses wrong methods itself
         )
 

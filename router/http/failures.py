@@ -50,6 +50,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """Every request has one before its handler sees it."""
 
+CORS: Final = web.RequestKey("cross_origin", Mapping[str, str])
+"""What every answer tells the browser of a page that asks; see `cross_origin`."""
+
 DIRECT: Final = web.AppKey("direct", dict[str, Handler])
 """Of an application: what to call for a path, as it stands in the request line, at once.
 
@@ -99,6 +102,7 @@ def make_app(
             )
         if not response.prepared:
             response.headers[names.REQUEST_ID] = request[REQUEST_ID]
+            tell_browser(response, request)
         return response
 
     app = web.Application(middlewares=[boundary, *([gate] if gate else [])])
@@ -109,6 +113,17 @@ def make_app(
     }
     app[DIRECT] = guarded
     return app
+
+
+def tell_browser(response: web.StreamResponse, request: web.Request) -> None:
+    """What a page may do with an answer: our word, in place of an engine's, where there is one."""
+    told, headers = request.get(CORS), response.headers
+    if not told:
+        return
+    for name in {one for one in headers if one.lower().startswith("access-control-allow-")}:
+        headers.popall(name, None)
+    for name, value in told.items():
+        headers.add(name, value)
 
 
 def _refusal(path: str, error: RouterError) -> web.Response:

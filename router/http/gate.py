@@ -134,6 +134,11 @@ def _password(encoded: str) -> str:
     return pair.partition(":")[2]
 
 
+def is_operators(path: str) -> bool:
+    """Whether a path is the operators' own."""
+    return _is_below(path, OPERATOR_PATHS) or _is_below(path, OPEN_PATHS)
+
+
 def _is_below(path: str, roots: tuple[str, ...]) -> bool:
     if not path.startswith(roots):  # hardly any request's does
         return False

@@ -18,6 +18,8 @@ from router.door.options import SECRETS, DoorOptions
         (["--tls_cert", "x"], "tls_key"),
         (["--tls_client_ca", "x"], "tls_client_ca"),
         (["--engine_cert", "x"], "engine_key"),
+        (["--allowed_origins", '["chat.example"]'], "allowed_origins"),
+        (["--allowed_origins", '["https://chat.example/"]'], "allowed_origins"),
         (["--forward_authorization", "true"], "api_keys"),
         (
             ["--forward_authorization=true", "--api_keys=a", "--engine_api_key=b"],
