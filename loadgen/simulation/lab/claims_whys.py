@@ -69,9 +69,10 @@ WHYS: Final[dict[str, str]] = {
     ),
     "smetric_prefill": (
         "Sessions are in closed loop, so what a fleet prefills a second is bounded by what it is "
-        "offered, and by how late its own answers make follow-ups: who hits more has more time for "
-        "the rest. On the plain fleet smetric's peak is 6 to 9 % above lmetric's, but on generated "
-        "agents hit_ratio_product, which follows hits further, is 6 % above smetric."
+        "offered, and by how late its own answers make follow-ups. Eight instances that prefill "
+        "are far past saturation at 110 % of what sixteen bear (mean TTFT 79 s): smetric and "
+        "lmetric both hit 20 % of the tokens of generated agents then, and prefill alike to 2 %. "
+        "On the plain fleet smetric's peak is 6 to 9 % above lmetric's."
     ),
     "reuse": (
         "How far lmetric's reuse falls behind grows with the load: on agents by 3 to 8 % at half "
