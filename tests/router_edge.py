@@ -26,8 +26,8 @@ CHUNKS = [b'data: {"choices":[{"text":"one"}]}\n\n', b'data: {"choices":[{"text"
 LAST_CHUNKS = [f"data: {json.dumps({'usage': USAGE})}\n\n".encode(), b"data: [DONE]\n\n"]
 
 PROMPT = list(range(64))
-LEASE_S = 60.0
-"""Nobody renews the engines' leases; a router process takes seconds to start on a busy machine."""
+LEASE_S = 600.0
+"""Nobody renews the engines' leases, and router processes may take a minute to start."""
 
 Script = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
 
