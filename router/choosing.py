@@ -11,10 +11,12 @@ from indexer.contract.request_classes import ClassPrefixes
 from router import telemetry
 from router.asked_instances import among_asked, asked_instances
 from router.attempt import Question
+from router.decide import decide
 from router.decode_leg import DECODE_LEG
 from router.detector import Detection
 from router.eligibility import Sighting, eligible_snapshot, without
 from router.errors import DegradedCause, IndexUnavailable, NoEligibleInstance
+from router.hold import Hold
 from router.index.index_client import IndexClient
 from router.index.known_fleets import ServedModel
 from router.instances.ejections import Ejections
@@ -144,6 +146,11 @@ class Chooser:
             self._await_prefill(question, decision, booking)
         return decision, booking
 
+    async def hold(self, question: Question, record: RequestRecord) -> Hold:
+        """Book it for somebody else to send; raises as `book`."""
+        decision, booking = await self.book(question, question.snapshot, frozenset(), record)
+        return Hold(question=question, decision=decision, booking=booking, ledger=self._ledger)
+
     async def _reserve(
         self,
         question: Question,
@@ -203,3 +210,13 @@ def degrade(record: RequestRecord, cause: DegradedCause) -> None:
     """A decision goes on without something; counted here and nowhere else."""
     telemetry.DEGRADED.labels(cause=cause).inc()
     record.degraded, record.degraded_cause = True, record.degraded_cause or cause
+
+
+def explained(question: Question) -> Decision:
+    """The decision by what was seen, with nothing booked."""
+    snapshot, detection = question.snapshot, question.detection
+    if detection is None:
+        return decide(question.policy, question.view, snapshot)
+    snapshot = detection.candidates(snapshot)
+    hot_class = detection.noted(snapshot)
+    return decide(question.policy, question.view, snapshot, hot_class=hot_class)

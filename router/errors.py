@@ -1,7 +1,7 @@
 """What can go wrong on the way of a request, one class per condition.
 
-`http_errors.py` maps each reason to a status; it travels in the `x-timestable-reason` header and in
-the metrics, so that a client and an operator see why without reading text.
+`http/failures.py` maps each reason to a status; it travels in the `x-timestable-reason` header and
+in the metrics, so that a client and an operator see why without reading text.
 """
 
 from enum import StrEnum
@@ -24,6 +24,7 @@ class DropReason(StrEnum):
     BODY_TOO_SLOW = "body-too-slow"
     MODEL_UNKNOWN = "model-unknown"
     INSTANCE_UNKNOWN = "instance-unknown"
+    RESERVATION_UNKNOWN = "reservation-unknown"
     PROMPT_TOO_LONG = "prompt-too-long"
     OVERLOADED = "overloaded"
     QUEUE_TIMEOUT = "queue-timeout"
@@ -118,6 +119,18 @@ class InstanceUnknown(RouterError):  # noqa: N818
     def __init__(self, asked: str, known: list[str]) -> None:
         ids = ", ".join(sorted(known)[:INSTANCES_SHOWN_MAX]) or "none"
         super().__init__(f"There is no instance `{asked[:MODEL_SHOWN_MAX]}`. Known are: {ids}.")
+
+
+class ReservationUnknown(RouterError):  # noqa: N818
+    """This process holds no reservation of this name."""
+
+    reason = DropReason.RESERVATION_UNKNOWN
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"There is no reservation `{name[:MODEL_SHOWN_MAX]}` here: it was released, its time "
+            "is over, or another router process has it."
+        )
 
 
 class Overloaded(RouterError):  # noqa: N818

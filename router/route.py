@@ -17,9 +17,8 @@ from router import headers as names
 from router import response_holder, telemetry
 from router.attempt import Question
 from router.awaiting import PrefillEnd
-from router.choosing import Chooser, degrade
+from router.choosing import Chooser, degrade, explained
 from router.course import DispatchBounds
-from router.decide import decide
 from router.detector import Detection, detect
 from router.dispatch import Dispatcher
 from router.door.admission import Admission
@@ -35,6 +34,7 @@ from router.errors import (
     TokensUnknown,
 )
 from router.exchange import Exchange
+from router.hold import Hold
 from router.index.held_responses import HeldResponses
 from router.index.index_client import INDEX_SILENCE_MAX_S, IndexClient
 from router.index.known_fleets import ServedModel, only_model
@@ -187,6 +187,18 @@ class Router:
         Raises:
             RouterError: as in `route`.
         """
+        return explained(await self._asked(exchange, record))
+
+    async def hold(self, exchange: Exchange, record: RequestRecord) -> Hold:
+        """Decide and book as in `route`; somebody else sends the request, and tells of its end.
+
+        Raises:
+            RouterError: as in `route`.
+        """
+        return await self._chooser.hold(await self._asked(exchange, record), record)
+
+    async def _asked(self, exchange: Exchange, record: RequestRecord) -> Question:
+        """Steps 1 to 5 for whoever asks where a request would go."""
         with (
             self._key_limiter.visit(exchange.visitor.caller, record.output_tokens_told) as visit,
             self._admission.enter(exchange.visitor) as ticket,
@@ -194,13 +206,7 @@ class Router:
             call = await exchange.receive(ticket)
             await ticket.wait_for_place(call.body)
             await visit.charge(0)  # a request of no tokens
-            question = await self._prepare(call, exchange.visitor, record)
-        snapshot, detection = question.snapshot, question.detection
-        if detection is None:
-            return decide(question.policy, question.view, snapshot)
-        snapshot = detection.candidates(snapshot)
-        hot_class = detection.noted(snapshot)
-        return decide(question.policy, question.view, snapshot, hot_class=hot_class)
+            return await self._prepare(call, exchange.visitor, record)
 
     async def _prepare(self, call: ApiCall, visitor: Visitor, record: RequestRecord) -> Question:
         """Steps 2 to 5: what the decision rests on."""

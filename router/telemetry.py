@@ -273,6 +273,11 @@ UNJUDGED: Final = Counter(
     "(others were eligible than their roles as last known told), holder (one alone could answer).",
     ["reason"],
 )
+HOLDS: Final = Counter(
+    "timestable_router_holds",
+    "Reservations for requests that others send: begun, released by them, expired unreleased.",
+    ["result"],
+)
 INDEX_ERRORS: Final = Counter(
     "timestable_router_index_errors", "Calls to Redis that failed or came too late.", ["call"]
 )

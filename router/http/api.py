@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -14,13 +14,19 @@ from router.door.admission import Admission
 from router.door.engine_headers import EngineHeaders
 from router.door.options import DoorOptions
 from router.errors import ModelUnknown, RouterError
-from router.http.client_exchange import BodyLimits, HttpExchange, decision_view
+from router.http.client_exchange import (
+    CANDIDATES_SHOWN_MAX,
+    BodyLimits,
+    HttpExchange,
+    decision_view,
+)
 from router.http.cross_origin import CrossOrigin
 from router.http.dashboard.recent_decisions import RecentDecisions
 from router.http.dashboard.routes import Dashboard
 from router.http.failures import REQUEST_ID, STATUS, make_app
 from router.http.gate import VISITOR, Gate
 from router.http.operator_calls import OperatorCalls
+from router.http.reservations import Reservations
 from router.http.websocket import asks_to_switch
 from router.index.class_watch import ClassWatch
 from router.index.index_client import IndexClient
@@ -34,6 +40,9 @@ from router.requests.rewriting import Rewriting
 from router.route import Router
 from router.tokens.tokenize import ModelTokenizers
 from router.tracing import Tracer, trace_id_of
+
+RESERVATIONS: Final = "/admin/reservations"
+"""Held ones change where everybody's requests go, so they are operators' to make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,7 @@ class HttpApi:
         operator_calls: what operators change.
         recent: the last decisions, for the operator's view.
         class_watch: classes that may be in trouble, likewise; None: nobody looks for them.
+        reservations: held for whoever sends requests itself.
     """
 
     router: Router
@@ -75,6 +85,7 @@ class HttpApi:
     operator_calls: OperatorCalls
     recent: RecentDecisions = field(default_factory=RecentDecisions)
     class_watch: ClassWatch | None = None
+    reservations: Reservations = field(default_factory=Reservations)
 
     def public_app(self) -> web.Application:
         """Everything clients and operators ask for."""
@@ -103,6 +114,9 @@ class HttpApi:
             web.get("/metrics", self.metrics),
             web.get("/fleet", self.fleet),
             *self.operator_calls.routes(),
+            web.post(RESERVATIONS, self.reserve),
+            web.post(RESERVATIONS + "/{reservation}/prefilled", self.reservations.prefilled),
+            web.delete(RESERVATIONS + "/{reservation}", self.reservations.release),
             *dashboard.data_routes(),
             *dashboard.page_routes(),
         ]
@@ -137,6 +151,15 @@ class HttpApi:
             record.trace = self.tracer.begin(request.method, endpoint.path, request.headers)
             record.trace_id = record.trace.trace_id
         return record
+
+    async def reserve(self, request: web.Request) -> web.Response:
+        """Answer where a completion request goes that the asker sends itself, and book it there."""
+        length_s = self.reservations.hold_s(request)
+        hold = await self.router.hold(self._exchange(request, ROUTE), _record(request))
+        kept = self.reservations.keep(hold, length_s)
+        rank = hold.decision.instance.data_parallel_rank
+        view = decision_view(hold.decision, candidates_max=CANDIDATES_SHOWN_MAX)
+        return web.json_response(kept | {"data_parallel_rank": rank} | view)
 
     async def explain(self, request: web.Request) -> web.Response:
         """Answer where a completion request would go."""

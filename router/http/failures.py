@@ -32,6 +32,7 @@ STATUS: Final[Mapping[DropReason, int]] = {
     DropReason.FORBIDDEN: 403,
     DropReason.MODEL_UNKNOWN: 404,
     DropReason.INSTANCE_UNKNOWN: 404,
+    DropReason.RESERVATION_UNKNOWN: 404,
     DropReason.BODY_TOO_SLOW: 408,
     DropReason.BODY_TOO_LARGE: 413,
     DropReason.OVERLOADED: 429,
