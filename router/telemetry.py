@@ -192,7 +192,7 @@ NOTICES: Final = Counter(
     ["result"],
 )
 DEGRADED: Final = Counter(
-    "timestable_router_degraded", "Decisions made without prefix hits or fresh counters.", ["cause"]
+    "timestable_router_degraded", "Decisions made without exact hits or fresh counters.", ["cause"]
 )
 APPROXIMATE: Final = Counter(
     "timestable_router_approximate",

@@ -116,6 +116,14 @@ def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
     return int(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rpartition(":")[2])
 
 
+ANSWERED = (
+    "/v1/chat/completions",
+    *("/v1/rerank", "/score", "/generative_scoring", "/cohere/v2/chat"),
+    *("/classify", "/pooling", "/v2/embed"),
+)
+"""Paths, all with the same answer."""
+
+
 @dataclass
 class EngineStandIn:
     """HTTP side and publishers; async context manager. Set fields to change its answers."""
@@ -136,7 +144,8 @@ class EngineStandIn:
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
+        for path in ANSWERED:
+            app.router.add_post(path, self._answer)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)

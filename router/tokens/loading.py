@@ -78,7 +78,7 @@ class Load:
                 model=self._model,
                 root=self._root,
                 problem=self.problem,
-                effect="text prompts are routed without prefix hits",
+                effect="text prompts are routed by estimated hits",
                 remedy="give its path or hub name with --tokenizers",
             )
             return

@@ -134,6 +134,50 @@ def served_last(engine: EngineStandIn, number: int) -> bytes:
     return str(number).encode() if engine.asked and mark in engine.asked[-1] else b""
 
 
+PAGES = " ".join(f"word{number}" for number in range(2000))
+"""Long enough for several blocks of text."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rerank", {"query": PAGES, "documents": ["a", "b"]}),
+        ("/score", {"text_1": PAGES, "text_2": "b"}),
+        ("/generative_scoring", {"query": PAGES, "items": ["b"], "label_token_ids": [1, 2]}),
+        ("/cohere/v2/chat", {"messages": [{"role": "user", "content": PAGES}], "documents": ["d"]}),
+        ("/classify", {"input": PAGES}),
+        ("/pooling", {"input": PAGES}),
+        ("/v2/embed", {"texts": [PAGES], "input_type": "query"}),
+    ],
+)
+async def test_what_an_engine_has_read_comes_back_to_it(
+    redis_socket: Path, probe: Probe, path: str, body: dict[str, Any]
+) -> None:
+    """Prompts that the engine alone puts together, or whose tokenizer is not to be had here."""
+    engines = EngineStandIn(), EngineStandIn()
+    body = {"model": "m"} | body
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await stack.enter_async_context(engine)
+            await stack.enter_async_context(running(engine, redis_socket))
+        client = await stack.enter_async_context(router(redis_socket))
+        await until(lambda: usable(client, 2), "two instances")
+
+        async def asked() -> tuple[str, dict[str, Any]]:
+            explain = {"x-timestable-explain": "1"}
+            async with client.post(path, json=body, headers=explain) as answer:
+                view = json.loads(answer.headers["x-timestable-decision"])
+            return view["url"], view
+
+        home, _ = await asked()
+
+        async def known() -> bool:
+            url, view = await asked()
+            return url == home and bool(view["approximate"]) and view["hit_tokens"] > 500
+
+        await until(known, "the same instance, for what it has read")
+
+
 # -- engines without events -----------------------------------------------------------------------
 
 SIM_FLEET = keys.fleet_id("sim")
