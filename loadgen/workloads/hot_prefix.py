@@ -7,7 +7,9 @@ while the prompt is much longer than what a holder still has to prefill of it (L
 
 `TRIGGERING`: x = 0.6 and a prefix of 8,192 tokens before messages of 200, so that one holder of 16
 (M / (N - M) = 0.07) keeps winning until it has about 5 requests waiting. `QUIET`: the same prefix
-with x = 0.04, which is no trouble to a single holder in fleets of up to 25 instances.
+with x = 0.04, which is no trouble to a single holder in fleets of up to 25 instances. `SUDDEN`: a
+long prefix that one instance has held for a while; hits save so much that the product, too, keeps
+to few holders, whose every step reads its KV$.
 """
 
 from collections.abc import Iterator
@@ -32,6 +34,8 @@ class HotPrefix:
         hot_prefix_tokens: its length, rounded to full blocks.
         hot_from_s: the prefix becomes hot at this time; before, its requests are cold ones.
         hot_until_s: it ceases to be hot at this time; None: never.
+        held_at_start: the first request of all has the hot prefix, so that one instance holds it
+            when it becomes hot.
         cold_prefixes_count: prefixes that the other requests share, equally popular.
         cold_prefix_tokens: their length.
         message_tokens_median: lognormal length of what follows a prefix.
@@ -46,6 +50,7 @@ class HotPrefix:
     hot_prefix_tokens: int = 8192
     hot_from_s: float = 0.0
     hot_until_s: float | None = None
+    held_at_start: bool = False
     cold_prefixes_count: int = 64
     cold_prefix_tokens: int = 1024
     message_tokens_median: float = 200.0
@@ -71,6 +76,12 @@ class HotPrefix:
 
 TRIGGERING = HotPrefix()
 QUIET = HotPrefix(hot_ratio=0.04)
+SUDDEN = HotPrefix(
+    hot_prefix_tokens=32_768,
+    hot_from_s=8.0,
+    held_at_start=True,
+    message_tokens_median=60.0,
+)
 
 
 def generate_hot_prefix(spec: HotPrefix, *, requests_count: int, seed: int) -> Iterator[TraceRow]:
@@ -87,7 +98,9 @@ def generate_hot_prefix(spec: HotPrefix, *, requests_count: int, seed: int) -> I
     arrival_s = 0.0
     for request in range(requests_count):
         drawn_hot = bool(generator.random() < spec.hot_ratio)
-        is_hot = drawn_hot and spec.hot_from_s <= arrival_s < until_s
+        is_hot = (drawn_hot and spec.hot_from_s <= arrival_s < until_s) or (
+            request == 0 and spec.held_at_start
+        )
         prompt = GrowingPrompt(ids, size)
         prompt.share(hot if is_hot else cold[int(generator.integers(len(cold)))])
         prompt.grow(message.draw(generator))

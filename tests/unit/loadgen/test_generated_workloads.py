@@ -11,7 +11,7 @@ from loadgen.errors import WorkloadError
 from loadgen.trace import TraceRow
 from loadgen.workloads.agents import AgentSessions, agent_sessions, generate_agents
 from loadgen.workloads.cache_mix import API_MIX, CHAT_MIX, CacheMix, generate_mix, mix_sessions
-from loadgen.workloads.hot_prefix import QUIET, TRIGGERING, HotPrefix, generate_hot_prefix
+from loadgen.workloads.hot_prefix import QUIET, SUDDEN, TRIGGERING, HotPrefix, generate_hot_prefix
 
 SEED = 5
 FLEET = 16
@@ -90,6 +90,15 @@ def _product_keeps_winning(spec: HotPrefix, waiting_count: int) -> bool:
     holder = (waiting_count * message + message) * (waiting_count + 1)
     elsewhere = spec.hot_prefix_tokens + message
     return holder < elsewhere
+
+
+def test_a_sudden_prefix_is_asked_for_once_before_it_is_hot() -> None:
+    """By the first request, so that one instance holds it."""
+    rows = _hot(SUDDEN)
+    hot = [row for row in rows if row.category == "hot"]
+    assert rows[0] is hot[0]
+    assert hot[1].arrival_s >= SUDDEN.hot_from_s
+    assert rows[0].block_ids[:512] == hot[1].block_ids[:512]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from loadgen.simulation.lab.fleet import LOST, LabFleet, LabRun
 from loadgen.simulation.lab.spec import LabSpec
 from loadgen.trace_row import TraceRow
 from loadgen.workloads.cache_mix import CHAT_MIX, generate_mix
-from loadgen.workloads.hot_prefix import QUIET, HotPrefix, generate_hot_prefix
+from loadgen.workloads.hot_prefix import QUIET, SUDDEN, HotPrefix, generate_hot_prefix
 from router.policies import POLICIES
 from router.snapshot import FleetSnapshot, RequestView, Scores
 from workers.simulated.cost_model import load_profile
@@ -203,3 +203,22 @@ def test_a_hot_prefix_comes_to_be_held_by_as_many_as_it_needs() -> None:
     assert holders[False] == 1
     assert holders[True] >= 2
     assert mean_s[True] < mean_s[False] / 2, mean_s
+
+
+def test_a_long_prefix_that_is_suddenly_hot_misleads_the_product_too() -> None:
+    """One of 16 holds 32,768 tokens that 60 % then ask for; with the detector more come to hold it.
+
+    Hits outweigh the batch of the holders, each step of which reads the prefix for each request.
+    """
+    rows = tuple(generate_hot_prefix(SUDDEN, requests_count=560, seed=1))
+    demand = demanded(rows, pace="timestamps", block_size_tokens=SIZE)
+    late = np.array([row.arrival_s >= SUDDEN.hot_from_s for row in rows])
+    ttft_s, busiest = {}, {}
+    for detects in (False, True):
+        run = played(
+            demand, LabSpec(instances=16, routers=2, detects_hot_prefixes=detects)
+        ).requests
+        ttft_s[detects] = float((run.first_token_s - run.arrived_s)[late].mean())
+        busiest[detects] = int(np.bincount(run.slot[late]).max())
+    assert ttft_s[True] < 0.9 * ttft_s[False], ttft_s
+    assert busiest[True] < busiest[False], busiest
