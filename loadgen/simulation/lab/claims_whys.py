@@ -49,12 +49,10 @@ WHYS: Final[dict[str, str]] = {
     "detector": (
         "The product spreads a steadily hot prefix by itself: queue and batch of its holders grow "
         "until somebody else wins, who holds it from then on, so a few requests after its "
-        "beginning nothing is left to mend, and the scenarios measure later. In runs beside the "
-        "scenarios (16 instances, three seeds) a prefix of 32,768 tokens that one instance held "
-        "and 60 % of the requests then asked for misled it: over the 30 s from then on the "
-        "detector lowered lmetric's mean TTFT by 28 to 39 % at 20 requests/s, 20 to 34 % at 30 and "
-        "5 to 10 % at 45. What follows hits alone needs it most: at 40 requests/s, 60 % of them "
-        "with one prefix, it takes mean TTFT of max_hit from 7.9 to 0.09 s."
+        "beginning nothing is left to mend. A long prefix that one instance holds before it becomes "
+        "hot does mislead it (scenario `detector`). What follows hits alone needs the detector "
+        "most: at 40 requests/s, 60 % of them with one prefix, it takes mean TTFT of max_hit from "
+        "7.9 to 0.09 s."
     ),
     "smetric_peak": (
         "With a tier a local miss costs little: at 110 % on generated agents smetric hits 78 % of "
