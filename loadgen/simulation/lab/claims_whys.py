@@ -49,7 +49,7 @@ WHYS: Final[dict[str, str]] = {
     "detector": (
         "The product spreads a steadily hot prefix by itself: queue and batch of its holders grow "
         "until somebody else wins, who holds it from then on, so a few requests after its "
-        "beginning nothing is left to mend. A long prefix that one instance holds before it becomes "
+        "beginning nothing is left to mend. A long prefix that one instance holds before it is "
         "hot does mislead it (scenario `detector`). What follows hits alone needs the detector "
         "most: at 40 requests/s, 60 % of them with one prefix, it takes mean TTFT of max_hit from "
         "7.9 to 0.09 s."
