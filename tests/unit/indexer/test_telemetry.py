@@ -18,6 +18,7 @@ def test_metrics_of_the_process_have_no_label_rank() -> None:
         telemetry.redis_failures,
         telemetry.scrape_failures,
         telemetry.steps_malformed,
+        telemetry.steps_foreign,
         telemetry.sweeps,
         telemetry.reaped,
         telemetry.balanced_slots,
