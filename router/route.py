@@ -13,7 +13,6 @@ from indexer.contract.block_hash import TOKEN_BYTES
 from indexer.contract.milestones import Milestones
 from indexer.contract.request_classes import ClassPrefixes, RecentClasses
 from indexer.contract.responses import Holder
-from router import headers as names
 from router import response_holder, telemetry
 from router.attempt import Question
 from router.awaiting import PrefillEnd
@@ -24,24 +23,18 @@ from router.dispatch import Dispatcher
 from router.door.admission import Admission
 from router.door.key_limits import KeyLimiter
 from router.door.visitor import Visitor
-from router.errors import (
-    DropReason,
-    IndexUnavailable,
-    ModelUnknown,
-    NoEligibleInstance,
-    RequestInvalid,
-    RouterError,
-    TokensUnknown,
-)
+from router.errors import DropReason, RouterError, TokensUnknown
 from router.exchange import Exchange
 from router.hold import Hold
 from router.index.held_responses import HeldResponses
-from router.index.index_client import INDEX_SILENCE_MAX_S, IndexClient
-from router.index.known_fleets import ServedModel, only_model
+from router.index.index_client import IndexClient
+from router.index.known_fleets import ServedModel
 from router.instances.ejections import Ejections
 from router.instances.upstream import Upstream
 from router.ledger import Ledger
 from router.legs import first_leg, first_pool
+from router.model_lookup import ModelLookup
+from router.overrides import Overrides
 from router.policies.base import Policy
 from router.predictions import Predictions
 from router.prefill_costs import PrefillCosts
@@ -54,12 +47,6 @@ from router.snapshot import Column, Decision, FleetSnapshot, RequestView
 from router.tokens import approximate
 from router.tokens.hash_chains import HashChains
 from router.tokens.tokenize import EncodedPrompt, Tokenizer
-
-REALTIME_ADAPTER: Final = (
-    "model: behind a WebSocket vLLM serves the model itself, no adapter. Name the model in the "
-    "query, ?model=NAME; GET /v1/models lists them."
-)
-"""A key for an adapter alone would reach the model that way."""
 
 NO_PROMPT: Final = EncodedPrompt(packed=b"", prompt_tokens=1, longest_tokens=0, last_packed=b"")
 """Of a request that costs its engine nothing that counts."""
@@ -120,15 +107,17 @@ class Router:
         self._key_limiter = key_limiter
         self._tokenizer = tokenizer
         self._chains = chains
-        self._index = index
-        self._policies = policies
-        self._default_policy = default_policy
-        self._allow_policy_override = allow_policy_override
-        self._allow_instance_choice = allow_instance_choice
+        self._overrides = Overrides(
+            policies=policies,
+            default_policy=default_policy,
+            allow_policy=allow_policy_override,
+            allow_instances=allow_instance_choice,
+        )
+        self._models = ModelLookup(index, aliases)
         self._in_flight_credit = in_flight_credit
         self._detect_hot_prefixes = detect_hot_prefixes
         self._recorder = recorder
-        self._responses, self._aliases = responses, aliases
+        self._responses = responses
         self._sequence = itertools.count()
         self._chooser = Chooser(
             index=index, ledger=ledger, ejections=ejections, prefill_costs=prefill_costs
@@ -210,8 +199,8 @@ class Router:
 
     async def _prepare(self, call: ApiCall, visitor: Visitor, record: RequestRecord) -> Question:
         """Steps 2 to 5: what the decision rests on."""
-        policy = self._policy(call)
-        self._refuse_choice(call)
+        policy = self._overrides.policy(call)
+        self._overrides.check_instances(call)
         record.model, record.stream, record.policy = call.model, call.stream, policy.name
         record.prompts_count = call.prompts_count
         if call.prompts_count > 1:
@@ -219,7 +208,7 @@ class Router:
         holder = None
         if call.names_response is not None and self._responses is not None:
             holder = await self._responses.find(call.names_response)
-        served = await self._served(call, holder, visitor)
+        served = await self._models.find(call, holder, visitor.caller)
         record.model, record.fleet = served.name, served.fleet.model_scope
 
         refuse_huge(served, call)
@@ -288,29 +277,6 @@ class Router:
             record.held_by = alone.instances[0].instance_id
         return alone
 
-    async def _served(self, call: ApiCall, holder: Holder | None, visitor: Visitor) -> ServedModel:
-        model, caller = call.model, visitor.caller
-        if model:
-            served = await self._index.find(model)
-        elif call.names_response is not None:
-            rights = response_holder.Rights(caller=caller, aliases=self._aliases, cost=call.cost)
-            served = response_holder.served_at(holder, rights.among(self._index.models(), holder))
-        else:
-            served = only_model(self._index.models())
-        if served is not None:
-            if call.upgrades and served.adapter is not None:
-                raise RequestInvalid(REALTIME_ADAPTER, param="model")
-            return served
-        if self._index.heard_age_s() > INDEX_SILENCE_MAX_S:
-            raise IndexUnavailable(
-                f"The index (Redis) does not answer, so nobody knows who serves `{model}`. "
-                "Try again later."
-            )
-        if self._index.is_scope(model) or not self._index.models():
-            raise NoEligibleInstance(f"No instance of `{model}` is here now. Try again later.")
-        known = [one for one in self._index.models() if caller is None or caller.may_use(one)]
-        raise ModelUnknown(model, known)
-
     async def _tokens(
         self, served: ServedModel, call: ApiCall, record: RequestRecord
     ) -> EncodedPrompt:
@@ -348,32 +314,6 @@ class Router:
             prompt_tokens=prompt.prompt_tokens,
             block_size_tokens=served.fleet.block_size_tokens,
         )
-
-    def _policy(self, call: ApiCall) -> Policy:
-        name = call.policy
-        if name is None:
-            return self._policies[self._default_policy]
-        if not self._allow_policy_override:
-            raise RequestInvalid(
-                f"{names.POLICY}: this router takes no policy from requests; leave the header "
-                "out, or start the router with --allow_policy_override true.",
-                param=names.POLICY,
-            )
-        if name not in self._policies:
-            known = ", ".join(sorted(self._policies))
-            raise RequestInvalid(
-                f"{names.POLICY}: unknown policy `{name}`; known policies: {known}.",
-                param=names.POLICY,
-            )
-        return self._policies[name]
-
-    def _refuse_choice(self, call: ApiCall) -> None:
-        if call.asked_instances is not None and not self._allow_instance_choice:
-            raise RequestInvalid(
-                f"{names.ASKED_INSTANCES}: this router lets no request choose its instance; leave "
-                "the header out, or start the router with --allow_instance_choice true.",
-                param=names.ASKED_INSTANCES,
-            )
 
 
 def _pool(abilities: Column | None, call: ApiCall, *, apart: bool) -> int:
