@@ -17,6 +17,7 @@ from router.config import EXIT_USAGE, RouterConfig, loggable, parse_config
 from router.door.api_keys import KeysInvalid
 from router.door.certificates import CertificatesUnusable
 from router.door.hash_key import hash_key
+from router.draining import drain
 from router.log_lines import set_up_logging
 from router.processes import Supervisor
 from router.recording.recorder import RecordingUnavailable
@@ -66,7 +67,13 @@ async def serve(config: RouterConfig) -> int:
         signals.reload = process.reloading.ask
         _freeze_when_ready(process)
         await signals.first.wait()
-        await process.drain(signals.second, config.drain_notice_s, config.drain_deadline_s)
+        await drain(
+            process.admission,
+            process.listeners,
+            signals.second,
+            notice_s=config.drain_notice_s,
+            deadline_s=config.drain_deadline_s,
+        )
     log.info("router_stopped")
     return 0
 

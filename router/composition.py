@@ -7,8 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-import structlog
-
 from indexer.contract.link import Link, connected
 from indexer.contract.waits import Waits
 from router.config import RouterConfig
@@ -44,8 +42,6 @@ from router.tokens.tokenize import ModelTokenizers
 from router.tracing import Tracer, tracing
 from router.unshared_ledger import UnsharedLedger
 
-log = structlog.get_logger()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -58,34 +54,6 @@ class Process:
     reloading: Reloading
     key_limiter: KeyLimiter
     not_ready_reason: Callable[[], str | None]
-
-    async def drain(self, hurry: asyncio.Event, notice_s: float, deadline_s: float) -> None:
-        """Not ready first, then no new connections and requests, then the end of what runs.
-
-        A stream that the deadline cuts off is told so in its last event.
-
-        Args:
-            hurry: cuts both waits short.
-            notice_s: for balancers to notice.
-            deadline_s: for answers to finish.
-        """
-        log.info("drain_started", in_flight=self.admission.requests)
-        self.admission.announce_drain()
-        await _either(asyncio.sleep(notice_s), hurry.wait())
-        await self.listeners.stop_accepting()
-        await _either(self._answered(deadline_s), hurry.wait())
-        log.info("drain_ended", cut_off=self.admission.requests)
-        self.admission.cut_off()
-        await self.listeners.close()
-
-    async def _answered(self, deadline_s: float) -> None:
-        """Close the door, and wait until all who are inside have their whole answers."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self.admission.drain(deadline_s)
-                await self.listeners.sent()
-        except TimeoutError:
-            return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,12 +265,3 @@ def _class_watch(config: RouterConfig, link: Link, index: IndexClient) -> ClassW
         deadline_s=config.index_deadline_s,
         fleets=lambda: [served.fleet for served in index.models().values()],
     )
-
-
-async def _either(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait until one of them has ended, and end the others."""
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(wait) for wait in waits]
-        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in running:
-            task.cancel()

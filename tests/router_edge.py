@@ -20,6 +20,7 @@ from indexer.contract import fleet_functions, functions, index_functions, keys
 from indexer.contract.records import FleetRecord
 from router.composition import Process, composed
 from router.config import RouterConfig
+from router.draining import drain
 
 USAGE = {"prompt_tokens": 64, "prompt_tokens_details": {"cached_tokens": 48}}
 CHUNKS = [b'data: {"choices":[{"text":"one"}]}\n\n', b'data: {"choices":[{"text":"two"}]}\n\n']
@@ -162,6 +163,13 @@ class Edge:
         """Wait until nothing is in flight and Redis knows."""
         admission, ledger = self.process.admission, self.process.ledger
         await until(lambda: not admission.requests and ledger.settled(), "settled")
+
+    async def drain(self, deadline_s: float, hurry: asyncio.Event | None = None) -> None:
+        """As after a SIGTERM, with no notice; `hurry` is the second one."""
+        process, hurry = self.process, hurry or asyncio.Event()
+        await drain(
+            process.admission, process.listeners, hurry, notice_s=0.0, deadline_s=deadline_s
+        )
 
 
 @asynccontextmanager

@@ -52,7 +52,7 @@ async def draining(one: Edge, deadline_s: float) -> AsyncIterator[asyncio.Event]
     """The router drains; gives what hurries it, and waits for its end."""
     hurry = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        drained = tasks.create_task(one.process.drain(hurry, 0.0, deadline_s))
+        drained = tasks.create_task(one.drain(deadline_s, hurry))
         await until(lambda: one.process.admission.draining, "it drains")
         yield hurry
         async with asyncio.timeout(DEADLINE_S):
@@ -195,7 +195,7 @@ async def test_an_answer_is_over_when_its_client_can_have_it(redis_client, redis
             await until(lambda: engine.bodies, "the engine has the request")
             await until(lambda: not one.process.admission.requests, "all is handed over")
             async with asyncio.TaskGroup() as tasks:
-                drained = tasks.create_task(one.process.drain(asyncio.Event(), 0.0, LONG_S))
+                drained = tasks.create_task(one.drain(LONG_S))
                 await asyncio.sleep(SHORT_S)
                 assert not drained.done()
                 received = b""

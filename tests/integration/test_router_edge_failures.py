@@ -222,7 +222,7 @@ async def test_a_drain_finishes_streams_and_refuses_new_requests(
         await until(lambda: engine.bodies, "the engine has the request")
         async with one.client.get("/health") as answer:  # a second connection, kept alive
             assert answer.status == 200
-        drain = tasks.create_task(one.process.drain(asyncio.Event(), 0.0, 10.0))
+        drain = tasks.create_task(one.drain(10.0))
         await until(lambda: one.process.admission._closed, "the door is closed")
         async with one.client.get("/ready") as answer:
             assert (answer.status, (await answer.json())["reason"]) == (503, "draining")
