@@ -122,14 +122,14 @@ class InstanceUnknown(RouterError):  # noqa: N818
 
 
 class ReservationUnknown(RouterError):  # noqa: N818
-    """This process holds no reservation of this name."""
+    """This process holds no reservation of this id."""
 
     reason = DropReason.RESERVATION_UNKNOWN
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, reservation_id: str) -> None:
         super().__init__(
-            f"There is no reservation `{name[:MODEL_SHOWN_MAX]}` here: it was released, its time "
-            "is over, or another router process has it."
+            f"There is no reservation `{reservation_id[:MODEL_SHOWN_MAX]}` here: it was released, "
+            "its time is over, or another router process has it."
         )
 
 

@@ -26,7 +26,7 @@ from router.http.dashboard.routes import Dashboard
 from router.http.failures import REQUEST_ID, STATUS, make_app
 from router.http.gate import VISITOR, Gate
 from router.http.operator_calls import OperatorCalls
-from router.http.reservations import Reservations
+from router.http.reservations import Reservations, asked_hold_s
 from router.http.websocket import asks_to_switch
 from router.index.class_watch import ClassWatch
 from router.index.index_client import IndexClient
@@ -42,7 +42,7 @@ from router.tokens.tokenize import ModelTokenizers
 from router.tracing import Tracer, trace_id_of
 
 RESERVATIONS: Final = "/admin/reservations"
-"""Held ones change where everybody's requests go, so they are operators' to make."""
+"""Below the operators' path, as a reservation changes where everybody's requests go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +154,10 @@ class HttpApi:
 
     async def reserve(self, request: web.Request) -> web.Response:
         """Answer where a completion request goes that the asker sends itself, and book it there."""
-        length_s = self.reservations.hold_s(request)
+        hold_s = asked_hold_s(request)
+        self.reservations.check_room()
         hold = await self.router.hold(self._exchange(request, ROUTE), _record(request))
-        kept = self.reservations.keep(hold, length_s)
+        kept = {"reservation": self.reservations.keep(hold, hold_s), "hold_s": hold_s}
         rank = hold.decision.instance.data_parallel_rank
         view = decision_view(hold.decision, candidates_max=CANDIDATES_SHOWN_MAX)
         return web.json_response(kept | {"data_parallel_rank": rank} | view)

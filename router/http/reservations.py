@@ -10,7 +10,7 @@ its lease gives everything back.
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from aiohttp import web
@@ -20,13 +20,13 @@ from router.errors import Overloaded, RequestInvalid, ReservationUnknown
 from router.hold import Hold
 
 HOLD_S: Final = 600.0
-"""For whoever asks for no other length."""
+"""A reservation lasts so long where its maker asks for no other length."""
 
 HOLD_MAX_S: Final = 4 * 3600.0
-"""As long as a request through the router may take, by default."""
+"""At most; a request through the router may take as long (`total_timeout_s`, by default)."""
 
 HELD_MAX: Final = 16_384
-"""At once, of one process."""
+"""Reservations of one process at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,52 +44,49 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold_s(self, request: web.Request) -> float:
-        """How long a reservation may last, by the query's `hold_s`.
+    def check_room(self) -> None:
+        """Look whether one more may be held.
 
         Raises:
-            RequestInvalid: it is no such length.
             Overloaded: there are as many as there may be.
         """
-        asked = request.query.get("hold_s", str(HOLD_S))
-        try:
-            length_s = float(asked)
-        except ValueError:
-            length_s = math.nan
-        if not 0 < length_s <= HOLD_MAX_S:
-            raise RequestInvalid(
-                f"hold_s: must be seconds above 0 and at most {HOLD_MAX_S:g}.", param="hold_s"
-            )
         if len(self._held) >= HELD_MAX:
             raise Overloaded(f"{HELD_MAX} reservations are held here. Release some, or try later.")
-        return length_s
 
-    def keep(self, hold: Hold, length_s: float) -> dict[str, Any]:
-        """Keep one until it is released; its name, and how long it may last in seconds."""
-        name = uuid4().hex
-        ends = asyncio.get_running_loop().call_later(length_s, self._end, name, "expired")
-        self._held[name] = _Held(hold=hold, ends=ends)
+    def keep(self, hold: Hold, hold_s: float) -> str:
+        """Keep one until it is released, or for so long; its id."""
+        reservation_id = uuid4().hex
+        ends = asyncio.get_running_loop().call_later(hold_s, self._end, reservation_id, "expired")
+        self._held[reservation_id] = _Held(hold=hold, ends=ends)
         telemetry.HOLDS.labels(result="begun").inc()
-        return {"reservation": name, "hold_s": length_s}
+        return reservation_id
 
     async def prefilled(self, request: web.Request) -> web.Response:
-        """The engine's first token has come. May be repeated."""
-        name = _name(request)
-        held = self._held.get(name)
+        """The engine's first token has come. May be repeated.
+
+        Raises:
+            ReservationUnknown: there is none of this id.
+        """
+        reservation_id = request.match_info["reservation"]
+        held = self._held.get(reservation_id)
         if held is None:
-            raise ReservationUnknown(name)
+            raise ReservationUnknown(reservation_id)
         held.hold.prefilled()
-        return web.json_response({"reservation": name})
+        return web.json_response({"reservation": reservation_id})
 
     async def release(self, request: web.Request) -> web.Response:
-        """The answer has ended, however."""
-        name = _name(request)
-        if not self._end(name, "released"):
-            raise ReservationUnknown(name)
-        return web.json_response({"reservation": name})
+        """The answer has ended, however.
 
-    def _end(self, name: str, result: str) -> bool:
-        held = self._held.pop(name, None)
+        Raises:
+            ReservationUnknown: there is none of this id.
+        """
+        reservation_id = request.match_info["reservation"]
+        if not self._end(reservation_id, "released"):
+            raise ReservationUnknown(reservation_id)
+        return web.json_response({"reservation": reservation_id})
+
+    def _end(self, reservation_id: str, result: str) -> bool:
+        held = self._held.pop(reservation_id, None)
         if held is None:
             return False
         held.ends.cancel()
@@ -98,5 +95,18 @@ class Reservations:
         return True
 
 
-def _name(request: web.Request) -> str:
-    return request.match_info["reservation"]
+def asked_hold_s(request: web.Request) -> float:
+    """How long a reservation may last, by the query's `hold_s`.
+
+    Raises:
+        RequestInvalid: it is no such length.
+    """
+    try:
+        hold_s = float(request.query.get("hold_s", HOLD_S))
+    except ValueError:
+        hold_s = math.nan
+    if not 0 < hold_s <= HOLD_MAX_S:
+        raise RequestInvalid(
+            f"hold_s: must be seconds above 0 and at most {HOLD_MAX_S:g}.", param="hold_s"
+        )
+    return hold_s
