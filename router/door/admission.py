@@ -159,7 +159,7 @@ class Admission:
         if placed:
             self._requests += 1
         else:
-            self._make_stead(visitor)
+            self._make_room(visitor)
             self._queued += 1
         self._tickets.add(ticket)
         self._empty.clear()
@@ -266,14 +266,18 @@ class Admission:
                 self._requests += 1
                 turn.set_result(None)
 
-    def _make_stead(self, visitor: Visitor) -> None:
-        """Have room for one more that waits."""
+    def _make_room(self, visitor: Visitor) -> None:
+        """Let one more wait, in the stead of another where the queue is full.
+
+        Raises:
+            Overloaded: nobody gives way.
+        """
         if self._queued < self._queue_requests_max:
             return
         # Without a header it is not known yet: the body, which may say so, comes later.
         known = visitor.asked_priority is not None
         priority, caller = visitor.priority_of(b""), visitor.caller_name
-        if self._line.gives_way_to(priority, caller, is_asked=known):
+        if self._line.gives_way_to(priority, caller, priority_is_known=known):
             _fail(self._line.take_last(), self._overloaded("displaced"))
             return
         raise self._overloaded("queue" if self._queue_requests_max else "requests")

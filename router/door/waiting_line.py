@@ -77,20 +77,22 @@ class WaitingLine(Generic[Guest]):
         self._one_less(priority, caller)
         return guest
 
-    def gives_way_to(self, priority: int, caller: str | None, *, is_asked: bool = True) -> bool:
+    def gives_way_to(
+        self, priority: int, caller: str | None, *, priority_is_known: bool = True
+    ) -> bool:
         """Whether whom `take_last` takes should: it is less important, or of equals has more.
 
         Args:
             priority: of a newcomer.
             caller: whose request it is.
-            is_asked: it is known to be so important; else among equals alone.
+            priority_is_known: it is final; else only an equal gives way.
         """
         if not self._equals:
             return False
         worst = max(self._equals)
         callers = self._equals[worst]
         if priority != worst:
-            return is_asked and priority < worst
+            return priority_is_known and priority < worst
         return len(callers.get(caller, ())) + 1 < len(callers[_greediest(callers)])
 
     def _one_less(self, priority: int, caller: str | None) -> None:

@@ -25,7 +25,7 @@ from router.errors import (
 from router.http.client_connection import ClientConnection
 from router.http.dashboard.explanation import hot_class_view
 from router.http.dialects import error_event
-from router.http.failures import REQUEST_ID, STATUS, tell_browser
+from router.http.failures import REQUEST_ID, STATUS, set_cors_headers
 from router.http.gate import VISITOR
 from router.http.usage_filter import UsageFilter
 from router.http.websocket import Switching, hear
@@ -151,7 +151,7 @@ class HttpExchange:
         kind = Switching if answer.switched else _Answer
         response = kind(status=answer.status, headers=answer.headers)
         response.headers.update(self._limit_headers)
-        tell_browser(response, self._request)
+        set_cors_headers(response, self._request)
         response.headers[names.REQUEST_ID] = self._call.request_id
         response.headers[names.INSTANCE] = decision.instance.instance_id
         if prefill is not None:

@@ -1,4 +1,4 @@
-"""Web pages as clients: what a browser must be told before it lets a page of another origin ask.
+"""CORS: what a browser must be told before it lets a page of another origin ask.
 
 vLLM tells it for any origin by itself; a router, which may have no keys, only for those its
 operator names, and never for what is the operators'. Cookies and passwords that a browser keeps are
@@ -14,19 +14,19 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from router import headers as names
-from router.http.failures import CORS, Handler
+from router.http.failures import CORS_HEADERS, Handler
 from router.http.gate import is_operators
 
-ANY: Final = "*"
-ALLOWED: Final = "Access-Control-Allow-Origin"
+ANY_ORIGIN: Final = "*"
+ALLOW_ORIGIN: Final = "Access-Control-Allow-Origin"
 
-_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
-_KEPT_S: Final = 600
+_MAX_AGE_S: Final = 600
 """How long a browser need not ask again."""
 
-_EXPOSED: Final = ", ".join(
+_EXPOSED_HEADERS: Final = ", ".join(
     (
         *(names.REQUEST_ID, names.REASON, names.INSTANCE, names.PREFILL_INSTANCE, names.DECISION),
         *("retry-after", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests"),
@@ -46,45 +46,45 @@ class CrossOrigin:
         self._origins = frozenset(origins)
 
     def in_front_of(self, gate: Middleware) -> Middleware:
-        """What asks beforehand brings no key, so it is answered in front of the gate."""
+        """A middleware that answers preflights, which bring no key; the rest goes to the gate."""
 
         @web.middleware
         async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
-            request[CORS] = self._headers(request)
+            request[CORS_HEADERS] = self._headers(request)
             preflight = self._preflight(request)
             return await gate(request, handler) if preflight is None else preflight
 
         return cross_origin if self._origins else gate
 
     def _headers(self, request: web.Request) -> Mapping[str, str]:
-        """For the answer, whoever gives it."""
+        """CORS headers of the answer, whoever gives it."""
         origin = request.headers.get("Origin")
         if origin is None or is_operators(request.path):
-            return _NOTHING
-        if ANY in self._origins:
-            return {ALLOWED: ANY, "Access-Control-Expose-Headers": _EXPOSED}
+            return _NO_HEADERS
+        if ANY_ORIGIN in self._origins:
+            return {ALLOW_ORIGIN: ANY_ORIGIN, "Access-Control-Expose-Headers": _EXPOSED_HEADERS}
         if origin not in self._origins:
             return {"Vary": "Origin"}
         return {
-            ALLOWED: origin,
-            "Access-Control-Expose-Headers": _EXPOSED,
+            ALLOW_ORIGIN: origin,
+            "Access-Control-Expose-Headers": _EXPOSED_HEADERS,
             "Vary": "Origin",
         }
 
     def _preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a browser that asks beforehand; None: it does not."""
-        told = request[CORS]
+        """The answer to a preflight; None: it is none."""
+        allowed = request[CORS_HEADERS]
         asks = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-        if not asks or not told:
+        if not asks or not allowed:
             return None
-        if ALLOWED not in told:
+        if ALLOW_ORIGIN not in allowed:
             return web.Response(status=403)
-        request[CORS] = {
-            **told,
+        request[CORS_HEADERS] = {
+            **allowed,
             "Access-Control-Allow-Methods": _METHODS,
             "Access-Control-Allow-Headers": request.headers.get(
                 "Access-Control-Request-Headers", "*"
             ),
-            "Access-Control-Max-Age": str(_KEPT_S),
+            "Access-Control-Max-Age": str(_MAX_AGE_S),
         }
         return web.Response(status=204)

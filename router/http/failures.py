@@ -51,8 +51,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """Every request has one before its handler sees it."""
 
-CORS: Final = web.RequestKey("cross_origin", Mapping[str, str])
-"""What every answer tells the browser of a page that asks; see `cross_origin`."""
+CORS_HEADERS: Final = web.RequestKey("cors_headers", Mapping[str, str])
+"""CORS headers of every answer to this request; see `cross_origin`."""
 
 DIRECT: Final = web.AppKey("direct", dict[str, Handler])
 """Of an application: what to call for a path, as it stands in the request line, at once.
@@ -103,7 +103,7 @@ def make_app(
             )
         if not response.prepared:
             response.headers[names.REQUEST_ID] = request[REQUEST_ID]
-            tell_browser(response, request)
+            set_cors_headers(response, request)
         return response
 
     app = web.Application(middlewares=[boundary, *([gate] if gate else [])])
@@ -116,14 +116,14 @@ def make_app(
     return app
 
 
-def tell_browser(response: web.StreamResponse, request: web.Request) -> None:
-    """What a page may do with an answer: our word, in place of an engine's, where there is one."""
-    told, headers = request.get(CORS), response.headers
-    if not told:
+def set_cors_headers(response: web.StreamResponse, request: web.Request) -> None:
+    """Those of this router in place of an engine's; the engine's, where this router has none."""
+    own, headers = request.get(CORS_HEADERS), response.headers
+    if not own:
         return
     for name in {one for one in headers if one.lower().startswith("access-control-allow-")}:
         headers.popall(name, None)
-    for name, value in told.items():
+    for name, value in own.items():
         headers.add(name, value)
 
 
