@@ -116,7 +116,7 @@ TOKENIZER_SECONDS: Final = Histogram(
     buckets=SECONDS_SHORT,
 )
 TOKENIZER_LOADED: Final = Gauge(
-    "timestable_router_tokenizer_loaded", "1: loaded; 0: its requests get no hits.", ["model"]
+    "timestable_router_tokenizer_loaded", "1: loaded; 0: hits are estimated.", ["model"]
 )
 TOKENIZER_AGREES: Final = Gauge(
     "timestable_router_tokenizer_agrees",
@@ -269,13 +269,13 @@ STEERED: Final = Counter(
 )
 UNJUDGED: Final = Counter(
     "timestable_router_unjudged_requests",
-    "Requests counted and not judged by detect_hot_prefixes, as no pool of theirs was asked: pool "
-    "(others were eligible than their roles as last known told), holder (one alone could answer).",
+    "Requests that detect_hot_prefixes counted and did not judge: pool (another pool is eligible "
+    "than the one they were counted in), holder (only the holder of an answer can take them).",
     ["reason"],
 )
 HOLDS: Final = Counter(
     "timestable_router_holds",
-    "Reservations for requests that others send: begun, released by them, expired unreleased.",
+    "Reservations of requests that gateways send themselves: begun, released, expired unreleased.",
     ["result"],
 )
 INDEX_ERRORS: Final = Counter(
