@@ -1,6 +1,7 @@
 """What sidecar and router agree on; imported by both, imports nothing of ours.
 
-`link/` is the one way to Redis, and the only part with sockets.
+`link/` is the one way to Redis, and the only part with sockets. `waits.py` and
+`pem_files.py` agree on nothing: both programs need them.
 
 Three identifiers must never be confused, so each has a type of its own (`identifiers.py`):
 

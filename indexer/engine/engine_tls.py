@@ -3,6 +3,7 @@
 import ssl
 
 from indexer.config import SidecarConfig
+from indexer.contract.pem_files import PemUnusable, load_authorities, load_certificate
 from indexer.errors import CertificatesUnusable
 
 
@@ -16,26 +17,15 @@ def engine_context(config: SidecarConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    used = f"engine_ca: {config.engine_ca}"
+    option = "engine_ca"
     try:
         if config.engine_ca is None:
             context.load_default_certs()
         else:
-            context.load_verify_locations(cafile=config.engine_ca)
+            load_authorities(context, config.engine_ca)
         if config.engine_cert is not None and config.engine_key is not None:
-            used = f"engine_cert, engine_key: {config.engine_cert}, {config.engine_key}"
-            # With a passphrase OpenSSL would ask on the terminal, and wait.
-            context.load_cert_chain(config.engine_cert, config.engine_key, password=_no_passphrase)
-    except (OSError, ValueError) as error:
-        raise CertificatesUnusable(f"{used}: {_said(error)}") from None
+            option = "engine_cert, engine_key"
+            load_certificate(context, config.engine_cert, config.engine_key)
+    except PemUnusable as error:
+        raise CertificatesUnusable(f"{option}: {error}") from None
     return context
-
-
-def _no_passphrase() -> str:
-    raise ValueError("the key has a passphrase; give one without")
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason or "not what belongs there, in PEM"
-    return getattr(error, "strerror", None) or str(error)

@@ -1,9 +1,11 @@
 """TLS of this router's ports, and towards engines."""
 
 import ssl
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from indexer.contract.pem_files import PemUnusable, load_authorities, load_certificate
 from router.door.options import DoorOptions
 
 
@@ -56,15 +58,11 @@ class ServerCertificates:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        try:
-            # With a passphrase OpenSSL would ask on the terminal, and wait.
-            context.load_cert_chain(cert, key, password=_no_passphrase)
-        except (OSError, ValueError) as error:
-            raise CertificatesUnusable(
-                f"tls_cert, tls_key: {cert}, {key}: {_said(error)}"
-            ) from None
+        with _option("tls_cert, tls_key"):
+            load_certificate(context, cert, key)
         if client_ca is not None:
-            _trust(context, "tls_client_ca", client_ca)
+            with _option("tls_client_ca"):
+                load_authorities(context, client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
             # A resumed session would not be asked for its certificate again.
             context.options |= ssl.OP_NO_TICKET
@@ -94,7 +92,8 @@ class EngineCertificates:
         if ca is None:
             self.context.load_default_certs()
         else:
-            _trust(self.context, "engine_ca", ca)
+            with _option("engine_ca"):
+                load_authorities(self.context, ca)
         self.reload()
 
     @classmethod
@@ -117,30 +116,16 @@ class EngineCertificates:
         if self._own is None:
             return
         cert, key = self._own
-        try:
-            # Tried elsewhere first: one that fits no key would be left in use half.
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.context):
-                context.load_cert_chain(cert, key, password=_no_passphrase)
-        except (OSError, ValueError) as error:
-            raise CertificatesUnusable(
-                f"engine_cert, engine_key: {cert}, {key}: {_said(error)}"
-            ) from None
+        # Tried elsewhere first: one that fits no key would be left in use half.
+        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.context):
+            with _option("engine_cert, engine_key"):
+                load_certificate(context, cert, key)
 
 
-def _trust(context: ssl.SSLContext, option: str, path: str) -> None:
+@contextmanager
+def _option(name: str) -> Iterator[None]:
+    """Files are refused in the name of their option."""
     try:
-        context.load_verify_locations(cafile=path)
-    except (OSError, ValueError) as error:
-        raise CertificatesUnusable(f"{option}: {path}: {_said(error)}") from None
-    if not Path(path).is_file() or not context.cert_store_stats()["x509"]:
-        raise CertificatesUnusable(f"{option}: {path}: holds no certificate")
-
-
-def _no_passphrase() -> str:
-    raise ValueError("the key has a passphrase; give one without")
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason or "not what belongs there, in PEM"
-    return getattr(error, "strerror", None) or str(error)
+        yield
+    except PemUnusable as error:
+        raise CertificatesUnusable(f"{name}: {error}") from None
