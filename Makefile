@@ -26,6 +26,7 @@ FIND_LINKS = UV_FIND_LINKS="$$($(BIN)/python -m pip config list \
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Results go to build/TARGET; those of bench, bench-*, agreement and cost-model to build/bench."
 
 setup: $(DEV)  ## make .venv from the lock files (runtime and development)
 
@@ -65,7 +66,7 @@ fuzz: $(DEV)  ## decoder and block table at length, half an hour (FUZZ_INPUTS=10
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout 3600 tests/property/test_block_table.py \
 		tests/property/test_block_table_laws.py tests/contract/test_block_table_index.py
 
-bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
+bench: $(DEV)  ## cost of index, decisions and reservations (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/index_bench.py $(BENCH_ARGS)
 	$(BIN)/python tests/benchmarks/cluster_bench.py $(BENCH_ARGS)
 	$(BIN)/python tests/benchmarks/peer_bench.py $(BENCH_ARGS)
@@ -73,39 +74,39 @@ bench: $(DEV)  ## measure; writes build/bench/summary.json (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/fleet_bench.py $(BENCH_ARGS)
 	$(BIN)/python -m pytest -m benchmark tests/benchmarks -p no:randomly
 
-bench-proxy: $(DEV) $(PEERS)/.stamp  ## what a proxy costs, beside its peers, 20 minutes (quick: four); writes build/bench/proxy.json (BENCH_ARGS=--quick)
+bench-proxy: $(DEV) $(PEERS)/.stamp  ## what a proxy costs, beside its peers, 20 minutes (BENCH_ARGS=--quick: four)
 	$(BIN)/python tests/benchmarks/proxy_bench.py $(BENCH_ARGS)
 
-bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes; writes build/bench/siblings.json (BENCH_ARGS=--quick)
+bench-siblings: $(DEV)  ## effect of --in_flight_credit, 4 minutes (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/sibling_bench.py $(BENCH_ARGS)
 
-agreement: $(DEV)  ## the demo's workload in virtual and in real time, 6 minutes; writes build/bench/agreement.json (BENCH_ARGS=--quick)
+bench-routers: $(DEV)  ## 1, 2, 4 and 8 real routers side by side, 20 minutes (BENCH_ARGS=--quick: four)
+	$(BIN)/python tests/benchmarks/router_bench.py $(BENCH_ARGS)
+
+agreement: $(DEV)  ## the demo's workload in virtual and in real time, 6 minutes (BENCH_ARGS=--quick)
 	$(BIN)/python tests/benchmarks/agreement_bench.py $(BENCH_ARGS)
 
-cost-model: $(DEV)  ## simulated engines beside published measurements of real ones; writes build/bench/cost_model.json
+cost-model: $(DEV)  ## simulated engines beside published measurements of real ones
 	$(BIN)/python tests/benchmarks/cost_model_bench.py
 
-consistency: $(RUNTIME)  ## 1 to 8 routers in virtual time; writes build/consistency/summary.json (CONSISTENCY_ARGS=--quick)
+consistency: $(RUNTIME)  ## 1 to 8 routers in virtual time (CONSISTENCY_ARGS=--quick)
 	$(BIN)/python -m loadgen consistency $(CONSISTENCY_ARGS)
 
-simulate: $(RUNTIME)  ## the policy lab: policies x workloads x loads in virtual time; writes build/simulate (SIMULATE_ARGS=...)
+simulate: $(RUNTIME)  ## the policy lab: policies x workloads x loads in virtual time (SIMULATE_ARGS=...)
 	$(BIN)/python -m loadgen simulate $(SIMULATE_ARGS)
 
-simulate-full: $(RUNTIME)  ## every policy and staleness, hours; goes on after an abort; writes build/simulate-full
+simulate-full: $(RUNTIME)  ## every policy and staleness, hours; goes on after an abort
 	$(BIN)/python -m loadgen simulate --scenario full --output build/simulate-full $(SIMULATE_ARGS)
 
-eviction: $(RUNTIME)  ## eviction policies against cache size, 10 minutes; writes build/eviction (one minute: EVICTION_ARGS="--workloads [agents] --loads [0.35]")
+eviction: $(RUNTIME)  ## eviction policies against cache size, 10 minutes (EVICTION_ARGS="--workloads [agents]": fewer)
 	$(BIN)/python -m loadgen simulate --scenario eviction --output build/eviction $(EVICTION_ARGS)
 
-analyze: $(RUNTIME)  ## what a workload reuses; writes build/analyze (TRACE="file ..."; a generated one unless given; ANALYZE_ARGS=...)
+analyze: $(RUNTIME)  ## what a workload reuses (TRACE="file ..."; a generated one unless given; ANALYZE_ARGS=...)
 	@test -n "$(TRACE)" || $(BIN)/python -m loadgen generate --out build/analyze/chat_mix.jsonl.gz \
 		--workload chat_mix --requests_count 10000
 	$(BIN)/python -m loadgen analyze $(or $(TRACE),build/analyze/chat_mix.jsonl.gz) $(ANALYZE_ARGS)
 
-bench-routers: $(DEV)  ## 1, 2, 4 and 8 routers side by side, 20 minutes (quick: four minutes); writes build/bench/routers.json (BENCH_ARGS=--quick)
-	$(BIN)/python tests/benchmarks/router_bench.py $(BENCH_ARGS)
-
-chaos: $(DEV)  ## every fault under load, 10 minutes; writes build/chaos/summary.json (CHAOS_ARGS=--quick)
+chaos: $(DEV)  ## every fault under load, 10 minutes (CHAOS_ARGS=--quick)
 	@$(BIN)/python -m deploy.chaos $(CHAOS_ARGS)
 
 compose-check: $(RUNTIME)  ## prove deploy/compose.yaml with a Docker engine (skipped without one)
