@@ -64,8 +64,8 @@ class ReplayConfig:
         arrivals: trace = its own arrivals, stretched to request_rate if given; poisson, constant
         request_rate: requests per second; needed with poisson and constant
         wait_for_previous_turn: send no follow-up before the turn before it is answered
-        pace: timestamps = each request at its arrival; closed_loop = a follow-up a think time, the
-            trace's own, after the answer before it
+        pace: timestamps = each request at its arrival; closed_loop = a follow-up a think time
+            after the answer before it: the trace's own, else by the gap between arrivals
         in_flight_max: requests in flight at most; waiting for a slot shows as schedule lag
         seed: of the draw of conversations and of random arrivals
         vocabulary_tokens: token ids stay below this; every model in use has more

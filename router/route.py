@@ -176,7 +176,7 @@ class Router:
         Raises:
             RouterError: as in `route`.
         """
-        return explained(await self._asked(exchange, record))
+        return explained(await self._question(exchange, record))
 
     async def hold(self, exchange: Exchange, record: RequestRecord) -> Hold:
         """Decide and book as in `route`; somebody else sends the request, and tells of its end.
@@ -184,9 +184,9 @@ class Router:
         Raises:
             RouterError: as in `route`.
         """
-        return await self._chooser.hold(await self._asked(exchange, record), record)
+        return await self._chooser.hold(await self._question(exchange, record), record)
 
-    async def _asked(self, exchange: Exchange, record: RequestRecord) -> Question:
+    async def _question(self, exchange: Exchange, record: RequestRecord) -> Question:
         """Steps 1 to 5 for whoever asks where a request would go."""
         with (
             self._key_limiter.visit(exchange.visitor.caller, record.output_tokens_told) as visit,
@@ -220,8 +220,8 @@ class Router:
         hashes = hashes or approximate.chain(prompt.text, served, call)
         milestones = self._milestones(served, hashes, prompt)
         detects = self._detect_hot_prefixes and call.cost is not Cost.NONE
-        named = _pool(served.roster.abilities, call, apart=True)
-        prefixes = ClassPrefixes.of(hashes, named) if detects else None
+        counted_pool = _pool(served.roster.abilities, call, apart=True)
+        prefixes = ClassPrefixes.of(hashes, counted_pool) if detects else None
         record.lap(Stage.HASH)
         sighting = await self._chooser.look(  # 4 one lookup, one read
             served, hashes, milestones, record, prefixes
@@ -236,11 +236,11 @@ class Router:
         )
         apart = snapshot.abilities is not None and holder is None
         leg = first_leg(snapshot, parts=apart and parts(call))
-        asked: int | None = _pool(snapshot.abilities, call, apart=apart)
+        asked_pool: int | None = _pool(snapshot.abilities, call, apart=apart)
         alone = None
         if holder is not None:  # whatever it is for: nobody else has the answer
             alone = self._at_holder(self._chooser.spared(snapshot), holder, record)
-            asked = asked if alone is None else None
+            asked_pool = asked_pool if alone is None else None
         snapshot = alone or self._chooser.candidates(snapshot, leg, call)
         view = RequestView(
             request_id=call.request_id,
@@ -263,7 +263,7 @@ class Router:
             detection=(
                 None
                 if prefixes is None
-                else _detected(prefixes, sighting.recent_classes, snapshot, asked)
+                else _detected(prefixes, sighting.recent_classes, snapshot, asked_pool)
             ),
         )
 
@@ -317,7 +317,7 @@ class Router:
 
 
 def _pool(abilities: Column | None, call: ApiCall, *, apart: bool) -> int:
-    """From which a request is answered first."""
+    """Number of the pool of the first leg, see `legs.first_pool`."""
     return first_pool(abilities, parts=apart and parts(call), decodes=decodes(call))
 
 
@@ -325,11 +325,12 @@ def _detected(
     prefixes: ClassPrefixes,
     recent: RecentClasses | None,
     snapshot: FleetSnapshot,
-    asked: int | None,
+    asked_pool: int | None,
 ) -> Detection:
-    if asked != prefixes.pool:
-        telemetry.UNJUDGED.labels(reason="holder" if asked is None else "pool").inc()
-    return detect(prefixes, recent, snapshot, pool=asked)
+    """See `detect`; a request that is counted in another pool than the one asked is noted."""
+    if asked_pool != prefixes.pool:
+        telemetry.UNJUDGED.labels(reason="holder" if asked_pool is None else "pool").inc()
+    return detect(prefixes, recent, snapshot, pool=asked_pool)
 
 
 def _history_tokens(call: ApiCall, prompt: EncodedPrompt) -> int | None:

@@ -18,7 +18,6 @@ from loadgen.client import Target
 from loadgen.progress import show_progress
 from loadgen.records import RequestRecord
 from loadgen.replay import replay
-from loadgen.workloads.pacing import Pace
 
 PROBE_TIMEOUT_S = 10.0
 WARM_UP_REQUESTS = 8
@@ -57,15 +56,15 @@ class Bench:
     console: Console
 
     async def measure(
-        self, policy: str, prompts: Sequence[Sequence[int]], pace: Pace = "closed_loop"
+        self, policy: str, prompts: Sequence[Sequence[int]], *, wait_for_previous_turn: bool
     ) -> PolicyRun:
         """Replay the workload with one policy on cold engines.
 
         Args:
             policy: its name.
             prompts: token ids of every prompt of the workload.
-            pace: "closed_loop": a follow-up is sent at its time and not before the answer to the
-                turn before it; "timestamps": at its time.
+            wait_for_previous_turn: a follow-up is sent at its time and not before the answer to the
+                turn before it; else at its time.
 
         Raises:
             FleetError: the engines cannot be made cold, or counters do not return to zero.
@@ -80,7 +79,7 @@ class Bench:
                 self.workload.rows,
                 schedule,
                 self.target(policy),
-                wait_for_previous_turn=pace == "closed_loop",
+                wait_for_previous_turn=wait_for_previous_turn,
                 on_progress=on_progress,
             )
         cpu_after, after = CpuMark.now(), await self._readings()
@@ -119,7 +118,7 @@ async def run_policies(
     workload: Workload,
     console: Console,
     *,
-    pace: Pace = "closed_loop",
+    wait_for_previous_turn: bool = True,
 ) -> list[PolicyRun]:
     """Start the fleet, measure every policy, stop the fleet.
 
@@ -128,7 +127,7 @@ async def run_policies(
         config: the fleet.
         workload: what is sent.
         console: where progress is shown.
-        pace: see `Bench.measure`.
+        wait_for_previous_turn: see `Bench.measure`.
 
     Raises:
         FleetError: a part failed, engines cannot be made cold, or counters are not zero.
@@ -153,4 +152,7 @@ async def run_policies(
             console=console,
         )
         await bench.warm_up()
-        return [await bench.measure(policy, prompts, pace) for policy in policies]
+        return [
+            await bench.measure(policy, prompts, wait_for_previous_turn=wait_for_previous_turn)
+            for policy in policies
+        ]

@@ -256,7 +256,9 @@ async def at_pace(workload: Workload, fleet: FleetConfig, runs: int, pace: Pace)
     """Figures of both paths at one pace."""
     virtuals = [virtual(workload, fleet, seed, pace) for seed in range(VIRTUAL_RUNS)]
     console = Console(stderr=True)
-    measured = await run_policies([POLICY] * runs, fleet, workload, console, pace=pace)
+    measured = await run_policies(
+        [POLICY] * runs, fleet, workload, console, wait_for_previous_turn=pace == "closed_loop"
+    )
     compared = compare([real(run, workload.speedup) for run in measured], virtuals)
     added = [added_s for run in measured for added_s in run.router_added_s.values()]
     return {
