@@ -26,6 +26,9 @@ STARTED: Final = b"process_start_time_seconds"
 
 SLEEP_LEVELS: Final = {"weights_offloaded": 1, "discard_all": 2}
 
+REQUESTS_MAX: Final = 1_000_000
+"""Running or waiting in one engine: whoever tells of more counts something else."""
+
 _LABEL = re.compile(rb'[{,]\s*([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -70,7 +73,7 @@ def parse_samples(text: bytes) -> dict[str, EngineSample]:
     """Samples by `engine` label (`0` where there is none); without those that miss a part.
 
     Raises:
-        ValueError: a wanted line has no number.
+        ValueError: a wanted line has no number, or none that can be meant.
     """
     running = _gauge(text, RUNNING)
     if not running:
@@ -83,11 +86,7 @@ def parse_samples(text: bytes) -> dict[str, EngineSample]:
     started_s = next(iter(_gauge(text, STARTED).values()), None)
     return {
         engine: EngineSample(
-            counters=EngineCounters(
-                running_count=int(running[engine]),
-                waiting_count=int(waiting[engine]),
-                kv_usage_ratio=min(max(kv_usage[engine], 0.0), 1.0),
-            ),
+            counters=engine_counters(running[engine], waiting[engine], kv_usage[engine]),
             sleep_level=sleep_levels.get(engine),
             totals=totals.get(engine),
             computed_tokens=computed.get(engine),
@@ -96,6 +95,23 @@ def parse_samples(text: bytes) -> dict[str, EngineSample]:
         for engine in running
         if engine in waiting and engine in kv_usage
     }
+
+
+def engine_counters(running: float, waiting: float, kv_usage: float) -> EngineCounters:
+    """What an engine tells of its load, once it can be believed.
+
+    Raises:
+        ValueError: these are no counts of requests, or the KV usage is no number.
+    """
+    if not all(0 <= count <= REQUESTS_MAX for count in (running, waiting)):
+        raise ValueError(f"counts of requests {running!r}, {waiting!r}")
+    if not math.isfinite(kv_usage):
+        raise ValueError(f"KV usage {kv_usage!r}")
+    return EngineCounters(
+        running_count=int(running),
+        waiting_count=int(waiting),
+        kv_usage_ratio=min(max(float(kv_usage), 0.0), 1.0),
+    )
 
 
 def parse_cache_configs(text: bytes) -> dict[str, CacheConfig]:

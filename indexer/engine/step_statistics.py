@@ -20,7 +20,7 @@ import zmq
 import zmq.asyncio
 
 from indexer.contract.records import EngineCounters
-from indexer.engine.engine_metrics import EngineSample, RequestTotals
+from indexer.engine.engine_metrics import EngineSample, RequestTotals, engine_counters
 from indexer.engine.ring import open_socket
 from indexer.telemetry import Telemetry
 
@@ -90,30 +90,32 @@ def parse_step(payload: bytes, heard_s: float) -> Step:
         raise ValueError(f"not an array of {MESSAGE_FIELDS}")
     version, rank, running, waiting, kv_usage, sleep_level, *others = fields[:MESSAGE_FIELDS]
     first_tokens, ended, computed, started_s = others
-    counts = (rank, running, waiting, first_tokens, ended, computed, sleep_level or 0)
+    counts = (rank, running, waiting, first_tokens, ended, computed)
     if version != MESSAGE_VERSION:
         raise ValueError(f"of version {version!r}, not {MESSAGE_VERSION}")
     if not all(type(one) is int and one >= 0 for one in counts):
         raise ValueError(f"counts {counts!r}")
+    if sleep_level is not None and (type(sleep_level) is not int or sleep_level < 0):
+        raise ValueError(f"sleep level {sleep_level!r}")
     if rank >= RANKS_MAX:
         raise ValueError(f"rank {rank}, of {RANKS_MAX} at most")
-    if not isinstance(kv_usage, (int, float)) or not math.isfinite(kv_usage):
+    if not _is_number(kv_usage):
         raise ValueError(f"KV usage {kv_usage!r}")
-    if started_s is not None and not isinstance(started_s, (int, float)):
+    if started_s is not None and not _is_number(started_s):
         raise ValueError(f"process start {started_s!r}")
     return Step(
         rank=str(rank),
-        counters=EngineCounters(
-            running_count=running,
-            waiting_count=waiting,
-            kv_usage_ratio=min(max(float(kv_usage), 0.0), 1.0),
-        ),
+        counters=engine_counters(running, waiting, kv_usage),
         sleep_level=sleep_level,
         totals=RequestTotals(first_tokens_count=first_tokens, ended_count=ended),
         computed_tokens=computed,
         started_s=started_s,
         heard_s=heard_s,
     )
+
+
+def _is_number(told: object) -> bool:
+    return type(told) is int or (type(told) is float and math.isfinite(told))
 
 
 def newer(sample: EngineSample, asked_s: float, step: Step) -> EngineSample:

@@ -115,6 +115,26 @@ def test_not_a_number() -> None:
         parse_samples(b'vllm:num_requests_running{engine="0"} many\n')
 
 
+@pytest.mark.parametrize("told", [b"+Inf", b"-Inf", b"NaN", b"-1.0", b"1e30"])
+@pytest.mark.parametrize("name", [b"running", b"waiting", b"kv"])
+def test_numbers_that_nobody_can_mean(name: bytes, told: bytes) -> None:
+    """They neither end the sidecar nor become a load that routers weigh; a ratio is held."""
+    numbers = {b"running": b"1", b"waiting": b"2", b"kv": b"0.5"} | {name: told}
+    text = b"".join(
+        b'%s{engine="0"} %s\n' % line
+        for line in (
+            (b"vllm:num_requests_running", numbers[b"running"]),
+            (b"vllm:num_requests_waiting", numbers[b"waiting"]),
+            (b"vllm:kv_cache_usage_perc", numbers[b"kv"]),
+        )
+    )
+    if name == b"kv" and told in {b"-1.0", b"1e30"}:
+        assert parse_samples(text)["0"].counters.kv_usage_ratio in {0.0, 1.0}
+        return
+    with pytest.raises(ValueError, match=r"counts of requests|KV usage"):
+        parse_samples(text)
+
+
 COMPUTED = b"""vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1000.0
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 300.0
 vllm:generation_tokens_total{engine="0",model_name="m"} 50.0
