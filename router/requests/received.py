@@ -56,10 +56,17 @@ class Received:
             "turn": int(turn) if _TURN.fullmatch(turn) else 0,
             "session_id": session if _SESSION.fullmatch(session) else None,
             "policy": self.headers.get(names.POLICY),
-            "asked_instances": self.headers.get(names.ASKED_INSTANCES),
+            "asked_instances": _listed(self.headers, names.ASKED_INSTANCES),
             "explain": self.headers.get(names.EXPLAIN, "").lower() in {"1", "true"},
         }
         return ApiCall(**given | fields)
+
+
+def _listed(headers: Mapping[str, str], name: str) -> str | None:
+    """A header that is a list; several lines of it are one list (RFC 9110, 5.3)."""
+    if name not in headers:
+        return None
+    return ",".join(value for one, value in headers.items() if one.lower() == name)
 
 
 Parse = Callable[[Received], ApiCall]

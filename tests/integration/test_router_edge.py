@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fleets import chain, reserved, store, until
+from multidict import CIMultiDict
 from router_edge import (
     CHUNKS,
     LAST_CHUNKS,
@@ -103,6 +104,10 @@ async def test_a_request_may_name_its_instances(redis_client, redis_socket) -> N
                 assert answer.status == status
                 if path != "/route":
                     assert answer.headers.get("x-timestable-instance") == chosen
+        lines = CIMultiDict([("x-timestable-instances", "y#2"), ("x-timestable-instances", "a")])
+        async with one.client.post("/v1/completions", json=completion(), headers=lines) as answer:
+            await answer.read()
+            assert answer.headers.get("x-timestable-instance") == "a#1", "a list of two lines"
         headers = {"x-timestable-instances": "a"}
         body = {"model": "m", "prompt": "x"}
         async with one.client.post("/tokenize", json=body, headers=headers) as answer:
