@@ -23,16 +23,20 @@ async def find_or_found(redis: Link, founding: FleetRecord, lease: SweeperLease)
     of then for those of now, and a sidecar another's slot for its own.
     """
     founding = replace(founding, epoch=secrets.randbits(64))
-    while not await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
-        if not await lease.hold():
-            await asyncio.sleep(FOUNDING_POLL_S)
-            continue
-        if await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
+    lease.founders += 1
+    try:
+        while not await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
+            if not await lease.hold():
+                await asyncio.sleep(FOUNDING_POLL_S)
+                continue
+            if await redis.execute_command("EXISTS", keys.fleet(founding.fleet_id)):
+                break
+            for partition in range(founding.partitions):
+                await _clear(redis, index_functions.anchor(founding, partition))
             break
-        for partition in range(founding.partitions):
-            await _clear(redis, index_functions.anchor(founding, partition))
-        break
-    reply = await functions.run(redis, fleet_functions.create(founding))
+        reply = await functions.run(redis, fleet_functions.create(founding))
+    finally:
+        lease.founders -= 1
     return fleet_functions.fleet_record(founding.fleet_id, reply)
 
 

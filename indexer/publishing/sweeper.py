@@ -19,6 +19,7 @@ from indexer.contract import (
     fleet_functions,
     functions,
     index_functions,
+    keys,
     reservations,
     upkeep,
 )
@@ -49,12 +50,17 @@ CALLS_PER_ROUND_TRIP: Final = 16
 
 
 class SweeperLease:
-    """The lease of one fleet's sweeper, as this process has or wants it."""
+    """The lease of one fleet's sweeper, as this process has or wants it.
+
+    Attributes:
+        founders: of this process, that found the fleet under it or wait to.
+    """
 
     def __init__(self, redis: Link, fleet: FleetId) -> None:
         self._redis = redis
         self._fleet = fleet
         self._token = secrets.token_hex(8).encode()
+        self.founders = 0
 
     async def hold(self) -> bool:
         """Take or renew the lease; False while another process has it."""
@@ -115,6 +121,10 @@ class Sweeper:
         if not await self._lease.hold():
             self._memory.rest()
             return
+        if await self._is_in_the_way(fleet.fleet_id):
+            self._memory.rest()
+            await self._lease.release()
+            return
         await self._keep(fleet)
         for _ in range(REAPS_PER_ROUND_MAX):
             reply = await functions.run(self._redis, reservations.reap(fleet.fleet_id))
@@ -133,6 +143,14 @@ class Sweeper:
         if self._has_watched():
             for slot, generation in _dead_slots(counters):
                 await self._retire(fleet, slot, generation)
+
+    async def _is_in_the_way(self, fleet: FleetId) -> bool:
+        """Whether the fleet has to be founded again, by others: this process's engines are away.
+
+        Founding takes the lease, and they may never come back.
+        """
+        is_there = await self._redis.execute_command("EXISTS", keys.fleet(fleet))
+        return not is_there and not self._lease.founders
 
     async def _balance(self, fleet: FleetId) -> None:
         """Set right, when it is time, what an audit finds: a key was deleted by hand."""
