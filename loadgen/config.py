@@ -257,8 +257,8 @@ class SimulateConfig:
     Exit status: 0, 2 for a bad option, scenario or trace, 130 after Ctrl-C.
 
     Args:
-        scenario: name of a shipped scenario (default, matrix, variants, detector, staleness,
-            sensitivity, reports, eviction, eviction_routing, full) or path of one
+        scenario: name of a shipped scenario (default, matrix, tier, disaggregated, detector,
+            staleness, sensitivity, reports, eviction, eviction_routing, full) or path of one
         output: folder of the results
         traces: folder of traces; $TIMESTABLE_TRACES, else ../shared/traces; a workload whose files
             are missing there is generated
