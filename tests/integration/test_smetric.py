@@ -13,11 +13,11 @@ from sidecar_run import Probe
 from sidecar_run import running as sidecar
 from simulated_engine import Live
 from simulated_engine import running as simulated
-from waiting import until, until_equal
+from waiting import until_equal
 
 from router.composition import composed
 from router.config import RouterConfig
-from router.prefill_fit import OBSERVATIONS_MIN
+from router.prefill_fit import OBSERVATIONS_MIN, WINDOW
 from workers.simulated.cost_model import load_profile
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -91,24 +91,32 @@ async def fleet(redis_socket: Path, probe: Probe) -> AsyncIterator[Fleet]:
 
 
 async def test_what_prefill_costs_is_learned_from_first_bytes(fleet: Fleet) -> None:
-    """After enough streams `/fleet` says what a prompt takes, as the engine's own model has it."""
+    """After enough streams `/fleet` says what a prompt takes, as the engine's own model has it.
+
+    On a busy machine some say nothing (sent while another was believed to be queued) or too much.
+    """
     assert (await fleet.view())["prefill_cost"] is None
-    for number in range(OBSERVATIONS_MIN):
+    cost = load_profile(PROFILE).cost
+    sizes = (2_000, 8_000)
+    expected = [
+        (n * cost.linear_s_per_token + n * n / 2 * cost.attention_s_per_pair) / SPEEDUP
+        for n in sizes
+    ]
+    learned: list[float] = []
+    for number in range(WINDOW):
         size = SIZES[number % len(SIZES)]
         prompt = [number + 1] * size
         await fleet.ask("/v1/completions", {"prompt": prompt, "stream": True})
-
-    async def learned() -> bool:
-        return (await fleet.view())["prefill_cost"] is not None
-
-    await until(learned, "the constants are told")
-    told, cost = (await fleet.view())["prefill_cost"], load_profile(PROFILE).cost
-    assert told["prefills"] == OBSERVATIONS_MIN
-    for size in (2_000, 8_000):
-        tokens_s = size * told["linear_s_per_token"]
-        pairs_s = size * size / 2 * told["attention_s_per_pair"]
-        expected = size * cost.linear_s_per_token + size * size / 2 * cost.attention_s_per_pair
-        assert tokens_s + pairs_s == pytest.approx(expected / SPEEDUP, rel=0.4)
+        told = (await fleet.view())["prefill_cost"]
+        assert told is None or told["prefills"] >= OBSERVATIONS_MIN
+        if told is None:
+            continue
+        learned = [
+            n * told["linear_s_per_token"] + n * n / 2 * told["attention_s_per_pair"] for n in sizes
+        ]
+        if learned == pytest.approx(expected, rel=0.4):
+            break
+    assert learned == pytest.approx(expected, rel=0.4)
 
 
 async def test_a_conversation_stays_and_begins_anew_when_it_was_compacted(fleet: Fleet) -> None:
